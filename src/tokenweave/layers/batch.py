@@ -1,0 +1,101 @@
+"""One step's tokens and where their keys and values live."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from tokenweave.layers.cache import KVCache
+
+
+@dataclass(frozen=True)
+class Batch:
+    """T new tokens of R requests, flattened in request order.
+
+    token_ids, positions: int64 [T].
+    query_offsets: int32 [R+1]; request i's new tokens are [query_offsets[i], query_offsets[i+1]).
+    context_lengths: int32 [R]; keys that request i's last new token attends to: those already cached plus its new ones.
+    slot_mapping: int64 [T], where each new token's key and value are written; block_tables: int32 [R, max blocks].
+    cache: None runs without a cache: each request's new tokens attend to one another only, and context_lengths are the
+    query lengths.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    query_offsets: torch.Tensor
+    context_lengths: torch.Tensor
+    slot_mapping: torch.Tensor | None = None
+    block_tables: torch.Tensor | None = None
+    cache: KVCache | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_requests(self) -> int:
+        return self.context_lengths.shape[0]
+
+    @cached_property
+    def query_offsets_host(self) -> list[int]:
+        return self.query_offsets.tolist()
+
+    @cached_property
+    def context_lengths_host(self) -> list[int]:
+        return self.context_lengths.tolist()
+
+    @cached_property
+    def max_query_length(self) -> int:
+        offsets = self.query_offsets_host
+        return max((b - a for a, b in zip(offsets, offsets[1:], strict=False)), default=0)
+
+    @staticmethod
+    def prompts(prompts: list[list[int]], device: str = "cpu") -> "Batch":
+        """A cacheless batch of whole prompts: for scoring, training and tests."""
+        lengths = torch.tensor([len(p) for p in prompts], dtype=torch.int32)
+        offsets = torch.zeros(len(prompts) + 1, dtype=torch.int32)
+        offsets[1:] = lengths.cumsum(0)
+        return Batch(
+            token_ids=torch.tensor([t for p in prompts for t in p], dtype=torch.int64, device=device),
+            positions=torch.cat([torch.arange(len(p)) for p in prompts] or [torch.zeros(0, dtype=torch.int64)]).to(device),
+            query_offsets=offsets.to(device),
+            context_lengths=lengths.to(device),
+        )
+
+    def split(self, cut: int) -> tuple["Batch", "Batch"]:
+        """Two batches: tokens [0, cut) and [cut, T). A request may be cut in two: its second part then has the first
+        part's tokens in its context, so with a cache the first half's layer must run before the second half's.
+
+        Raises ValueError if cut is outside [0, T], or if it falls inside a request of a batch without a cache.
+        """
+        total = self.num_tokens
+        if not 0 <= cut <= total:
+            raise ValueError(f"cut must be in [0, {total}], got {cut}")
+        offsets, contexts = self.query_offsets_host, self.context_lengths_host
+        first = [i for i in range(self.num_requests) if offsets[i] < cut]
+        second = [i for i in range(self.num_requests) if offsets[i + 1] > cut]
+        shared = bool(first) and bool(second) and first[-1] == second[0]
+        if shared and self.cache is None:
+            raise ValueError(f"cut {cut} falls inside request {first[-1]}, and a batch without a cache cannot hold its past")
+        first_contexts = [contexts[i] for i in first]
+        if shared:
+            first_contexts[-1] -= offsets[first[-1] + 1] - cut
+        halves = (
+            (slice(0, cut), first, [offsets[i] for i in first] + [cut], first_contexts),
+            (slice(cut, total), second, [max(offsets[i], cut) - cut for i in second] + [total - cut],
+             [contexts[i] for i in second]),
+        )  # fmt: skip
+        return tuple(self._part(*half) for half in halves)  # type: ignore[return-value]
+
+    def _part(self, tokens: slice, requests: list[int], offsets: list[int], contexts: list[int]) -> "Batch":
+        device = self.token_ids.device
+        rows = slice(requests[0], requests[-1] + 1) if requests else slice(0, 0)
+        return Batch(
+            token_ids=self.token_ids[tokens],
+            positions=self.positions[tokens],
+            query_offsets=torch.tensor(offsets, dtype=torch.int32, device=device),
+            context_lengths=torch.tensor(contexts, dtype=torch.int32, device=device),
+            slot_mapping=None if self.slot_mapping is None else self.slot_mapping[tokens],
+            block_tables=None if self.block_tables is None else self.block_tables[rows],
+            cache=self.cache,
+        )

@@ -1,0 +1,48 @@
+"""Vocabulary-parallel embedding and head (Megatron-LM, arXiv 1909.08053, section 3)."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tokenweave.config import ModelConfig, Shard
+from tokenweave.layers.batch import Batch
+from tokenweave.layers.pieces import Piece, Pieces
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows [vocab_rows] of the embedding table. weight: [own vocabulary rows, hidden]."""
+
+    def __init__(self, config: ModelConfig, shard: Shard, *, dtype: torch.dtype, device: str = "cpu") -> None:
+        super().__init__()
+        self.rows = shard.vocab_rows
+        self.full_shape = (config.vocab_size, config.hidden_size)
+        shape = (self.rows.stop - self.rows.start, config.hidden_size)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, normed: torch.Tensor | None, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
+        """This rank's rows of the lookup, zeros for ids that belong to another rank: [tokens, hidden]."""
+        local = batch.token_ids - self.rows.start
+        foreign = (local < 0) | (local >= self.weight.shape[0])
+        found = F.embedding(local.masked_fill(foreign, 0), self.weight)
+        found = found.masked_fill(foreign.unsqueeze(1), 0)
+        return found if out is None else out.copy_(found)
+
+    def pieces(self, name: str) -> Pieces:
+        yield Piece(f"{name}.weight", self.full_shape, self.weight.data, 0, self.rows)
+
+
+class VocabParallelHead(nn.Module):
+    """Rows [vocab_rows] of the output projection; shares the embedding's weight where the model ties them."""
+
+    def __init__(self, embedding: VocabParallelEmbedding, *, tied: bool) -> None:
+        super().__init__()
+        self.rows, self.full_shape, self.tied = embedding.rows, embedding.full_shape, tied
+        self.weight = embedding.weight if tied else nn.Parameter(torch.empty_like(embedding.weight), requires_grad=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] normed rows to this rank's slice of the logits, [n, own vocabulary rows]."""
+        return F.linear(rows, self.weight)
+
+    def pieces(self, name: str) -> Pieces:
+        if not self.tied:
+            yield Piece(f"{name}.weight", self.full_shape, self.weight.data, 0, self.rows)
