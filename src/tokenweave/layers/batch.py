@@ -49,6 +49,10 @@ class Batch:
         offsets = self.query_offsets_host
         return max((b - a for a, b in zip(offsets, offsets[1:], strict=False)), default=0)
 
+    @cached_property
+    def max_context_length(self) -> int:
+        return max(self.context_lengths_host, default=0)
+
     @staticmethod
     def prompts(prompts: list[list[int]], device: str = "cpu") -> "Batch":
         """A cacheless batch of whole prompts: for scoring, training and tests."""
@@ -57,7 +61,7 @@ class Batch:
         offsets[1:] = lengths.cumsum(0)
         return Batch(
             token_ids=torch.tensor([t for p in prompts for t in p], dtype=torch.int64, device=device),
-            positions=torch.cat([torch.arange(len(p)) for p in prompts] or [torch.zeros(0, dtype=torch.int64)]).to(device),
+            positions=torch.tensor([i for p in prompts for i in range(len(p))], dtype=torch.int64, device=device),
             query_offsets=offsets.to(device),
             context_lengths=lengths.to(device),
         )
@@ -76,7 +80,7 @@ class Batch:
         second = [i for i in range(self.num_requests) if offsets[i + 1] > cut]
         shared = bool(first) and bool(second) and first[-1] == second[0]
         if shared and self.cache is None:
-            raise ValueError(f"cut {cut} falls inside request {first[-1]}, and a batch without a cache cannot hold its past")
+            raise ValueError(f"cut {cut} falls inside request {first[-1]}; a batch without a cache cannot hold its past")
         first_contexts = [contexts[i] for i in first]
         if shared:
             first_contexts[-1] -= offsets[first[-1] + 1] - cut

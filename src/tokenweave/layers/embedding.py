@@ -37,7 +37,8 @@ class VocabParallelHead(nn.Module):
     def __init__(self, embedding: VocabParallelEmbedding, *, tied: bool) -> None:
         super().__init__()
         self.rows, self.full_shape, self.tied = embedding.rows, embedding.full_shape, tied
-        self.weight = embedding.weight if tied else nn.Parameter(torch.empty_like(embedding.weight), requires_grad=False)
+        own = embedding.weight
+        self.weight = own if tied else nn.Parameter(torch.empty_like(own), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, hidden] normed rows to this rank's slice of the logits, [n, own vocabulary rows]."""

@@ -1,0 +1,43 @@
+"""Tensor-parallel gated MLP: a rank's own columns, and its partial sum of the down projection."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tokenweave.config import ModelConfig, Shard
+from tokenweave.layers.batch import Batch
+from tokenweave.layers.pieces import Piece, Pieces
+from tokenweave.layers.projection import Projection
+
+
+class MLP(nn.Module):
+    """down(silu(gate(x)) * up(x)).
+
+    gate_up: [2 * own columns, hidden], all gates, then all ups. down: [hidden, own columns], bias on rank 0 only.
+    """
+
+    def __init__(self, config: ModelConfig, shard: Shard, *, dtype: torch.dtype, device: str = "cpu") -> None:
+        super().__init__()
+        self.config, self.columns = config, shard.mlp_columns
+        own = self.columns.stop - self.columns.start
+        self.gate_up = Projection(config.hidden_size, 2 * own, bias=config.mlp_bias, dtype=dtype, device=device)
+        self.down = Projection(
+            own, config.hidden_size, bias=config.mlp_bias and shard.rank == 0, dtype=dtype, device=device
+        )
+
+    def forward(self, normed: torch.Tensor, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
+        """This rank's partial sum, [tokens, hidden], in `out` where given, which may be the memory of `normed`."""
+        gate, up = self.gate_up(normed).chunk(2, dim=1)
+        return self.down(F.silu(gate) * up, out)
+
+    def pieces(self, name: str) -> Pieces:
+        """Pieces of the checkpoint's tensors under `name`, e.g. "model.layers.0.mlp"."""
+        wide, hidden = self.config.intermediate_size, self.config.hidden_size
+        own = self.columns.stop - self.columns.start
+        for label, target in (("gate_proj", slice(0, own)), ("up_proj", slice(own, 2 * own))):
+            yield Piece(f"{name}.{label}.weight", (wide, hidden), self.gate_up.weight.data[target], 0, self.columns)
+            if self.gate_up.bias is not None:
+                yield Piece(f"{name}.{label}.bias", (wide,), self.gate_up.bias.data[target], 0, self.columns)
+        yield Piece(f"{name}.down_proj.weight", (hidden, wide), self.down.weight.data, 1, self.columns)
+        if self.down.bias is not None:
+            yield Piece(f"{name}.down_proj.bias", (hidden,), self.down.bias.data)

@@ -1,0 +1,14 @@
+"""Add to the residual, then RMSNorm, on rows that one rank holds whole."""
+
+import torch
+
+from tokenweave.layers.norm import RMSNorm
+
+
+def add_rms_norm(rows: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> torch.Tensor:
+    """y = rows + residual rounded to the dtype and stored as the residual; rows become norm(y). Returns rows.
+
+    rows, residual: [n, hidden], both written in place.
+    """
+    residual.copy_(rows.float().add_(residual))
+    return rows.copy_(norm(residual))
