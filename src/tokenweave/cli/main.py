@@ -1,0 +1,58 @@
+"""The `tokenweave` command: finds the subcommand, and turns errors into one line and an exit code."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+# name: (module with add_arguments(parser) and run(args) -> exit code, what it does). A module is imported only when
+# its command is chosen: torch alone costs a second.
+COMMANDS = {
+    "generate": ("tokenweave.cli.generate", "answer one prompt, streaming"),
+    "chat": ("tokenweave.cli.chat", "hold a conversation"),
+    "plan": ("tokenweave.cli.plan", "predict latency and memory per rank; needs no hardware"),
+    "doctor": ("tokenweave.cli.doctor", "which collective this machine gets, and why not a better one"),
+    "bench comm": ("tokenweave.bench.comm", "the collectives: serial, reordered and fused side by side"),
+    "bench latency": ("tokenweave.bench.latency", "decode and prefill, beside transformers"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command: 0 on success, 2 on wrong usage or unusable input, 1 on a failure while running."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = next((n for n in (" ".join(words[:2]), " ".join(words[:1])) if n in COMMANDS), None)
+    if name is None:
+        return _usage(words)
+    module_name, about = COMMANDS[name]
+    parser = argparse.ArgumentParser(prog=f"tokenweave {name}", description=about)
+    try:
+        command = importlib.import_module(module_name)
+        command.add_arguments(parser)
+        return int(command.run(parser.parse_args(words[len(name.split()) :])))
+    except (ValueError, FileNotFoundError) as error:
+        return _fail(error, 2)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        return 1
+    except (RuntimeError, OSError) as error:
+        return _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"tokenweave: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _usage(words: Sequence[str]) -> int:
+    asked = bool(words) and words[0] in ("-h", "--help")
+    lines = ["usage: tokenweave COMMAND [options]", "", "commands (each takes --help):"]
+    lines += [f"  {name:<18}{about}" for name, (_, about) in COMMANDS.items()]
+    if words and not asked:
+        lines = [f"tokenweave: error: no command {' '.join(words[:2])!r}; there are: {', '.join(COMMANDS)}"]
+    print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

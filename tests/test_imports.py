@@ -1,0 +1,70 @@
+"""The import rule of the architecture: each package may import only what stands in its row."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "tokenweave"
+
+CORE = ("config", "plan", "comm", "layers", "models", "execute", "engine")
+MAY_IMPORT = {
+    "config": (),
+    "plan": ("config",),
+    "comm": ("config",),
+    "layers": ("config", "comm"),
+    "models": ("config", "comm", "layers"),
+    "execute": ("config", "plan", "comm", "layers", "models"),
+    "engine": CORE[:-1],
+    "train": CORE,
+    "serve": CORE,
+    "bench": CORE,
+    "integrations": CORE,
+    "cli": (*CORE, "train", "serve", "bench", "integrations"),
+    "__init__": CORE,
+    "__main__": ("cli",),
+}
+WITHOUT = {"config": {"torch"}, "plan": {"torch"}}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Every module a file imports, wherever in the file the import stands."""
+    package = path.relative_to(SOURCE.parent).with_suffix("").parts
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: -node.level]) + "." if node.level else ""
+            module = (base + (node.module or "")).rstrip(".")
+            found.add(module)
+            found.update(f"{module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def own_packages(modules: set[str]) -> set[str]:
+    """Packages of tokenweave among the modules; `import tokenweave` itself counts as everything."""
+    parts = [module.split(".") for module in modules if module.split(".")[0] == "tokenweave"]
+    return {p[1] if len(p) > 1 else "__init__" for p in parts if len(p) > 1 or modules == {"tokenweave"}}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_one_way(path: Path) -> None:
+    package = path.relative_to(SOURCE).with_suffix("").parts[0]
+    assert package in MAY_IMPORT, f"{package} is not a package of the architecture"
+    modules = imported_modules(path)
+    foreign = own_packages(modules) - {package} - set(MAY_IMPORT[package])
+    foreign = {name for name in foreign if (SOURCE / name).is_dir() or (SOURCE / f"{name}.py").exists()}
+    assert not foreign, f"{path.name} of {package} imports {sorted(foreign)}; it may import {MAY_IMPORT[package]}"
+    heavy = {module.split(".")[0] for module in modules} & WITHOUT.get(package, set())
+    assert not heavy, f"{package} must stay free of {heavy}"
+
+
+def test_the_rule_sees_local_and_type_checking_imports(tmp_path: Path) -> None:
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tokenweave.engine.llm\n"
+    text += "def f():\n    from tokenweave.cli import main\n"
+    path = SOURCE / "config" / "model.py"
+    tree = ast.parse(text)
+    names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
+    assert own_packages(names) == {"engine", "cli"} and path.exists()
