@@ -96,15 +96,17 @@ class Checkpoint:
         return tensor
 
 
-def load(pieces: Iterable[Piece], checkpoint: Checkpoint, *, progress: bool = False) -> None:
+def load(pieces: Iterable[Piece], checkpoint: Checkpoint, *, rank: int = 0) -> None:
     """Copy every piece from the checkpoint into its target, converting to the target's dtype.
 
-    Each slice goes from the mapped file straight to its place, so nothing is held twice. progress: show a bar, where
-    stderr is a terminal; for one rank only.
+    Each slice goes from the mapped file straight to its place, so nothing is held twice. Rank 0 shows a progress bar
+    where stderr is a terminal, and judges left-over tensors: it alone has a piece of every tensor (the biases of
+    row-parallel layers are its own).
     Raises ValueError that names every missing and every left-over tensor, or the first with another shape.
     """
     wanted = list(pieces)
-    _check_names({piece.name for piece in wanted}, set(checkpoint.names), checkpoint.directory)
+    names, found_names = {piece.name for piece in wanted}, set(checkpoint.names)
+    _check_names(names, found_names if rank == 0 else found_names & names, checkpoint.directory)
     for piece in wanted:
         found = checkpoint.shape(piece.name)
         if found != piece.shape:
@@ -115,7 +117,7 @@ def load(pieces: Iterable[Piece], checkpoint: Checkpoint, *, progress: bool = Fa
     order = {name: i for i, name in enumerate(checkpoint.names)}
     wanted.sort(key=lambda piece: order[piece.name])
     sizes = [_nbytes(piece, checkpoint) for piece in wanted]
-    hidden = not (progress and sys.stderr.isatty())
+    hidden = not (rank == 0 and sys.stderr.isatty())
     with tqdm(total=sum(sizes), desc="loading", unit="B", unit_scale=True, disable=hidden, leave=False) as bar:
         for piece, size in zip(wanted, sizes, strict=True):
             piece.target.copy_(checkpoint.read(piece.name, piece.dim, piece.part))
