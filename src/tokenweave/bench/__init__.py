@@ -1,0 +1,1 @@
+"""Benchmarks: commands that time competitors side by side in one run."""

@@ -1,0 +1,31 @@
+"""tokenweave generate: one prompt, answered as it is produced."""
+
+import argparse
+import sys
+
+from tokenweave.cli import options
+from tokenweave.cli.figures import StreamFigures
+from tokenweave.engine.llm import LLM
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the question; - reads it from standard input")
+    parser.add_argument("--raw", action="store_true", help="continue the text as it stands, without the chat template")
+    options.add_engine(parser)
+    options.add_sampling(parser, max_tokens=256, temperature=0.0)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = options.sampling_params(args)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    with LLM(args.model, **options.engine_options(args)) as llm:
+        figures = StreamFigures()
+        if args.raw or not llm.tokenizer.has_chat_template:
+            pieces = llm.stream(prompt, params)
+        else:
+            pieces = llm.stream_chat([{"role": "user", "content": prompt}], params)
+        for piece in figures.watch(pieces):
+            print(piece, end="", flush=True)
+        print()
+        print(figures.line(llm), file=sys.stderr)
+    return 0
