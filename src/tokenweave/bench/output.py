@@ -6,12 +6,11 @@ import os
 import platform
 from collections.abc import Sequence
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-
-import tokenweave
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def machine() -> dict[str, Any]:
         "processor": name,
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
-        "tokenweave": tokenweave.__version__,
+        "tokenweave": version("tokenweave"),
     }
 
 
