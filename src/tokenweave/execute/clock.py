@@ -6,29 +6,38 @@ from dataclasses import dataclass
 
 @dataclass
 class StepClock:
-    """Seconds of one step. Communication that ran under compute is hidden, the rest is exposed."""
+    """Seconds of one step. communication: of the operations themselves; exposed: of them, while nothing computed."""
 
     compute: float = 0.0
     communication: float = 0.0
-    hidden: float = 0.0
+    exposed: float = 0.0
     _last: float = 0.0
 
     def start(self) -> None:
-        self.compute = self.communication = self.hidden = 0.0
+        self.compute = self.communication = self.exposed = 0.0
         self._last = time.perf_counter()
 
     def computed(self) -> None:
         """Since the last mark the rank computed."""
-        now = time.perf_counter()
-        self.compute += now - self._last
-        self._last = now
+        self.compute += self._since()
 
     def communicated(self) -> None:
-        """Since the last mark the rank communicated, and computed nothing."""
-        now = time.perf_counter()
-        self.communication += now - self._last
-        self._last = now
+        """Since the last mark the rank communicated and computed nothing."""
+        took = self._since()
+        self.communication += took
+        self.exposed += took
+
+    def waited(self, communication: float) -> None:
+        """Since the last mark the rank waited for an operation that took `communication` seconds in all."""
+        self.communication += communication
+        self.exposed += self._since()
 
     @property
-    def exposed(self) -> float:
-        return self.communication - self.hidden
+    def hidden(self) -> float:
+        """Communication that ran under compute."""
+        return max(self.communication - self.exposed, 0.0)
+
+    def _since(self) -> float:
+        now = time.perf_counter()
+        took, self._last = now - self._last, now
+        return took
