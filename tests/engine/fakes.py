@@ -1,5 +1,5 @@
-"""A model whose answer depends on every token it has read back through the cache, so that a mistake in scheduling or paging
-changes it."""
+"""A model whose answer depends on every token it reads back through the cache, so that a mistake in scheduling or
+paging changes it."""
 
 import hashlib
 
@@ -8,6 +8,7 @@ import torch
 
 from tokenweave.engine.blocks import BlockPool
 from tokenweave.engine.core import EngineCore, StepOutput
+from tokenweave.engine.events import REASONS
 from tokenweave.engine.params import SamplingParams
 from tokenweave.engine.request import Request
 from tokenweave.engine.scheduler import Scheduler
@@ -61,7 +62,8 @@ class FakeRunner:
             slots = batch.block_tables[request].long().unsqueeze(1) * self.block_size + torch.arange(self.block_size)
             whole = self.cache[slots.flatten().numpy()][:length].tolist()
             new = offsets[request + 1] - offsets[request]
-            assert batch.positions[offsets[request] : offsets[request + 1]].tolist() == list(range(length - new, length))
+            positions = batch.positions[offsets[request] : offsets[request + 1]]
+            assert positions.tolist() == list(range(length - new, length))
             contexts += [whole[: length - new + i + 1] for i in range(new)]
         logits = np.array([next_logits(contexts[row]) for row in step.sampled.tolist()]).reshape(-1, VOCAB)
         scores = np.array(
@@ -120,8 +122,6 @@ def check_blocks(core: EngineCore) -> None:
 
 def run_all(core: EngineCore, *, limit: int = 10_000) -> tuple[dict[int, list[int]], dict[int, str | None]]:
     """Tokens and finish reasons by ident, once nobody is left."""
-    from tokenweave.engine.core import REASONS
-
     tokens: dict[int, list[int]] = {}
     reasons: dict[int, str | None] = {}
     for _ in range(limit):

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from engine.fakes import VOCAB, answer_alone, check_blocks, make_core, make_request, next_logits, run_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fakes import VOCAB, answer_alone, check_blocks, make_core, make_request, next_logits, run_all
 from tokenweave.engine.params import SamplingParams
 
 
@@ -121,9 +121,8 @@ def test_scores_every_next_token(max_tokens: int) -> None:
         scores.update(core.step().scores)
         check_blocks(core)
     for ident, prompt in prompts.items():
-        expected = [
-            torch.from_numpy(next_logits(prompt[:i])).double().log_softmax(0)[prompt[i]].item() for i in range(1, len(prompt))
-        ]
+        logits = [torch.from_numpy(next_logits(prompt[:i])).double() for i in range(1, len(prompt))]
+        expected = [row.log_softmax(0)[token].item() for row, token in zip(logits, prompt[1:], strict=True)]
         np.testing.assert_allclose(scores[ident], expected, atol=1e-5)
     assert core.scheduler.pool.available == 16 and not core._scores
 

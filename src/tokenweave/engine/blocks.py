@@ -62,7 +62,7 @@ class BlockPool:
         return block
 
     def find(self, names: Iterable[bytes]) -> list[int]:
-        """The blocks that hold the longest known prefix of `names`, not yet owned: `share` them before anything else."""
+        """The blocks that hold the longest known prefix of `names`. They get no owner: `share` does that."""
         found = []
         for name in names:
             block = self._named.get(name)

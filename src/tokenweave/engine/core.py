@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from tokenweave.engine.events import REASONS, StepEvents
 from tokenweave.engine.request import Request
 from tokenweave.engine.sampler import Sampler
 from tokenweave.engine.scheduler import Scheduled, Scheduler
@@ -15,7 +16,7 @@ from tokenweave.engine.stats import StepStats
 from tokenweave.engine.step import Step
 from tokenweave.plan.step import StepPlan
 
-REASONS = (None, "stop", "length")  # finish reasons, by code
+_STOP, _LENGTH = REASONS.index("stop"), REASONS.index("length")
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,6 @@ class Runner(Protocol):
     """Runs a step on all ranks."""
 
     def run(self, step: Step) -> StepOutput: ...
-
-
-@dataclass(frozen=True)
-class StepEvents:
-    """What a step brought. idents, token_ids, reasons: one entry for each new token, `reasons` indexing REASONS.
-    logprobs: by entry. scores: finished ones, float32, by ident."""
-
-    idents: np.ndarray
-    token_ids: np.ndarray
-    reasons: np.ndarray
-    logprobs: dict[int, dict[int, float]]
-    scores: dict[int, np.ndarray]
-    stats: StepStats
 
 
 class EngineCore:
@@ -133,12 +121,12 @@ class EngineCore:
         sampled = self.sampler.sample(output.logits, chosen, slots.length[chosen] - slots.prompt_length[chosen])
         token_ids = sampled.token_ids
         slots.append(chosen, token_ids)
-        reasons = np.where(slots.length[chosen] >= self._limit[chosen], 2, 0).astype(np.int8)
-        reasons[np.isin(token_ids, self._eos) & self._heeds_eos[chosen]] = 1
+        reasons = np.where(slots.length[chosen] >= self._limit[chosen], _LENGTH, 0).astype(np.int8)
+        reasons[np.isin(token_ids, self._eos) & self._heeds_eos[chosen]] = _STOP
         if self._stop_ids:
             for row, slot in enumerate(chosen.tolist()):
                 if token_ids[row] in self._stop_ids.get(slot, ()):
-                    reasons[row] = 1
+                    reasons[row] = _STOP
         idents = slots.ident[chosen]
         for row in np.flatnonzero(reasons).tolist():
             self.scheduler.finish(int(chosen[row]))

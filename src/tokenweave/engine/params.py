@@ -11,8 +11,9 @@ class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
 
     max_tokens: at most this many new tokens; 0 asks for none. temperature: 0 takes the most likely token.
-    top_p: in (0, 1], the smallest set of most likely tokens whose probability reaches it. top_k: the k most likely tokens; 0 or -1
-    leaves it off. seed: the same seed and prompt give the same tokens whatever else runs; None draws one.
+    top_p: in (0, 1], the smallest set of most likely tokens whose probability reaches it. top_k: the k most likely
+    tokens; 0 or -1 leaves it off. seed: the same seed and prompt give the same tokens, whatever else runs; None draws
+    one.
     stop: strings that end the answer and are not part of its text. stop_token_ids: ids that end it.
     ignore_eos: go on past the model's own end-of-text tokens.
     logprobs: how many of the most likely tokens to report at each place, next to the chosen one; None for nothing.

@@ -14,7 +14,7 @@ ROWS = 64  # rows in work at a time: 64 x 49152 float64 sums are 25 MB
 
 @dataclass(frozen=True)
 class Sampled:
-    """token_ids: int32 [S]. logprobs: by row, for those that asked: {token id: log-probability}, the chosen one first."""
+    """token_ids: int32 [S]. logprobs: {token id: log-probability}, the chosen first, by row, for those that asked."""
 
     token_ids: np.ndarray
     logprobs: dict[int, dict[int, float]]
@@ -43,7 +43,7 @@ class Sampler:
         self._logprobs[slot] = -1 if params.logprobs is None else params.logprobs
 
     def sample(self, logits: torch.Tensor, slots: np.ndarray, indexes: np.ndarray) -> Sampled:
-        """One token for each row. logits: [S, V]; slots: [S], whose row; indexes: [S], which of its request's tokens."""
+        """One token for each row. logits: [S, V]. slots: [S], whose row it is. indexes: [S], which of its tokens."""
         random = np.flatnonzero(self._temperature[slots] > 0)
         if len(random) == len(slots):
             token_ids = np.empty(len(slots), dtype=np.int32)
@@ -86,8 +86,11 @@ class Sampler:
 
 
 def draw(scaled: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """The token at which the cumulated probability passes `points`. scaled: [S, V] log-weights, at most 0; points: [S, 1]
-    in [0, 1). Sums in float64: in float32 rare tokens would vanish beside a sum near one."""
+    """The token at which the cumulated probability passes `points`: ids [S].
+
+    scaled: [S, V] log-weights, at most 0. points: [S, 1] in [0, 1). Sums in float64: in float32 rare tokens would
+    vanish beside a sum near one.
+    """
     mass = scaled.exp().cumsum(-1, dtype=torch.float64)
     picked = torch.searchsorted(mass, points * mass[:, -1:], right=True).squeeze(1)
     return picked.clamp_(max=scaled.shape[1] - 1)

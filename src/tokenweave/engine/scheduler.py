@@ -15,7 +15,7 @@ from tokenweave.plan.step import StepPlan
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A step, and what its results belong to: sampled_slots go with step.sampled, row by row; scored_slots with scored."""
+    """A step, and whose its results are: sampled_slots go with step.sampled, row by row, scored_slots with scored."""
 
     step: Step
     sampled_slots: np.ndarray
@@ -35,12 +35,12 @@ class _Draft:
 
 
 class Scheduler:
-    """First come, first served. A step takes the running decodes first, then chunks of running prefills, then new requests,
+    """First come, first served. A step takes the running decodes, then chunks of running prefills, then new requests,
     up to `max_tokens_per_step` tokens and `max_running_requests` requests.
 
-    When blocks run out, the latest arrival gives its blocks up to an earlier one and is computed again later; one
-    that could only take from earlier ones waits with what it has. The earliest can take from all others and the cache holds a
-    whole context, so it always proceeds and nobody starves.
+    When blocks run out, the latest arrival gives its blocks up to an earlier one and is computed again later; one that
+    could only take from earlier ones waits with what it has. The earliest can take from all others and the cache
+    holds a whole context, so it always proceeds and nobody starves.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Scheduler:
         return -(-tokens // self.block_size)
 
     def _grow(self, slot: int, tokens: int, draft: _Draft) -> bool:
-        """Blocks for `tokens` more of the request, taken from later arrivals if need be; False if that is not enough."""
+        """Blocks for `tokens` more of the request, from later arrivals if need be; False if even that is not enough."""
         slots = self.slots
         need = self._blocks(int(slots.computed[slot]) + tokens) - int(slots.held[slot])
         while need > self.pool.available:

@@ -1,4 +1,4 @@
-"""The running requests, one to a slot: their numbers in arrays, so that a step's bookkeeping is a few vector operations."""
+"""The running requests, one to a slot: numbers in arrays, so that a step's bookkeeping is a few vector operations."""
 
 import numpy as np
 

@@ -1,0 +1,30 @@
+"""What rank 0 tells the caller. No torch here: the caller's process starts a second faster without it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenweave.engine.stats import StepStats
+
+REASONS = (None, "stop", "length")  # finish reasons, by code
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The first message: the model is loaded and requests can come."""
+
+    collective: str
+    num_blocks: int
+
+
+@dataclass(frozen=True)
+class StepEvents:
+    """What a step brought. idents, token_ids, reasons: one entry for each new token, `reasons` indexing REASONS.
+    logprobs: by entry, {token id: log-probability}. scores: finished ones, float32, by ident."""
+
+    idents: np.ndarray
+    token_ids: np.ndarray
+    reasons: np.ndarray
+    logprobs: dict[int, dict[int, float]]
+    scores: dict[int, np.ndarray]
+    stats: StepStats

@@ -1,0 +1,121 @@
+"""What each rank process of an engine runs."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from tokenweave.comm.collective import Collective
+from tokenweave.comm.group import Group
+from tokenweave.comm.links import Link, Links
+from tokenweave.engine.blocks import BlockPool
+from tokenweave.engine.channel import LinkChannel, StepChannel
+from tokenweave.engine.config import EngineConfig
+from tokenweave.engine.core import EngineCore, StepOutput
+from tokenweave.engine.events import Ready
+from tokenweave.engine.memory import block_bytes, cache_blocks, default_memory
+from tokenweave.engine.request import Request
+from tokenweave.engine.runner import RankRunner
+from tokenweave.engine.scheduler import Scheduler
+from tokenweave.engine.step import Step
+from tokenweave.engine.tables import BlockTables
+from tokenweave.execute import Executor
+from tokenweave.layers.cache import KVCache
+from tokenweave.models import Decoder, load_model
+from tokenweave.plan import plan_step
+
+
+def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> None:
+    """Load this rank's part and run steps until the caller or rank 0 ends. `config` has its "auto" values resolved."""
+    dtype = getattr(torch, config.dtype)
+    model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=group.device)
+    channel = LinkChannel(links)
+    cache = _open_cache(model, config, channel)
+    with group.open_collective(
+        hidden_size=model.config.hidden_size, max_tokens=config.max_tokens_per_step, dtype=dtype
+    ) as collective:
+        runner = _make_runner(model, collective, cache, config)
+        if group.rank == 0:
+            core = _make_core(model, _Lead(channel, runner), cache, config)
+            links.parent.send(Ready(group.collective, cache.num_blocks))
+            _serve(links.parent, core)
+        else:
+            _follow(channel, runner)
+
+
+def _open_cache(model: Decoder, config: EngineConfig, channel: StepChannel) -> KVCache:
+    """A cache of the same number of blocks on every rank: what the rank with the least room can hold."""
+    model_config, context = model.config, config.max_model_len
+    assert context is not None
+    blocks = cache_blocks(
+        block_bytes(model_config, model.shard, config.block_size, model.dtype.itemsize),
+        config.kv_cache_memory,
+        block_size=config.block_size,
+        context=context,
+        requests=config.max_running_requests,
+        free=default_memory(model.shard.size),
+    )
+    return KVCache.zeros(
+        model_config.num_hidden_layers,
+        channel.least(blocks),
+        config.block_size,
+        model.shard.num_kv_heads,
+        model_config.head_dim,
+        model.dtype,
+        model.device,
+    )
+
+
+def _make_runner(model: Decoder, collective: Collective, cache: KVCache, config: EngineConfig) -> RankRunner:
+    assert config.max_model_len is not None
+    slots = min(config.max_running_requests, config.max_tokens_per_step)
+    tables = BlockTables(slots=slots, max_context=config.max_model_len, cache=cache)
+    return RankRunner(Executor(model, collective, max_tokens=config.max_tokens_per_step), collective, tables)
+
+
+def _make_core(model: Decoder, runner: "_Lead", cache: KVCache, config: EngineConfig) -> EngineCore:
+    assert config.max_model_len is not None
+    scheduler = Scheduler(
+        BlockPool(cache.num_blocks),
+        block_size=config.block_size,
+        max_tokens_per_step=config.max_tokens_per_step,
+        max_running_requests=config.max_running_requests,
+        max_context=config.max_model_len,
+        prefix_caching=config.enable_prefix_caching,
+    )
+    return EngineCore(scheduler, runner, partial(plan_step, config.mode), eos_token_ids=model.config.eos_token_ids)
+
+
+class _Lead:
+    """Rank 0's runner: the others get each step before it begins its own part."""
+
+    def __init__(self, channel: StepChannel, runner: RankRunner) -> None:
+        self._channel, self._runner = channel, runner
+
+    def run(self, step: Step) -> StepOutput:
+        self._channel.send(step.encode())
+        return self._runner.run(step)
+
+
+def _serve(caller: Link, core: EngineCore) -> None:
+    """Rank 0: take requests (Request) and cancellations (the ident) between steps, and send what each step brought.
+    With nothing to do it sleeps in recv. None, or the caller's end of the pipe closed, ends it."""
+    try:
+        while True:
+            while not core.busy or caller.poll():
+                message = caller.recv()
+                if message is None:
+                    return
+                if isinstance(message, Request):
+                    core.add(message)
+                else:
+                    core.cancel(message)
+            caller.send(core.step())
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _follow(channel: StepChannel, runner: RankRunner) -> None:
+    """Any other rank: run what rank 0 sends."""
+    while (message := channel.receive()) is not None:
+        runner.run(Step.decode(message))
