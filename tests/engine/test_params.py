@@ -17,7 +17,8 @@ def test_defaults_and_normal_forms() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "3"), ("temperature", -0.1), ("temperature", float("nan")),
+        ("max_tokens", -1), ("max_tokens", 1.5), ("max_tokens", "3"), ("temperature", -0.1),
+        ("temperature", float("nan")),
         ("temperature", float("inf")), ("top_p", 0.0), ("top_p", 1.01), ("top_p", float("nan")), ("top_k", -2),
         ("seed", -1), ("seed", 2**63), ("logprobs", -1), ("stop", [""]), ("stop", [3]), ("stop_token_ids", [-1]),
         ("stop_token_ids", ["a"]),

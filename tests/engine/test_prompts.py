@@ -38,7 +38,8 @@ def test_parameters_for_all_or_each() -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ("", "empty"), ([], "empty"), ([0] * 10, "10 tokens"), ("a" * 10, "10 tokens"), ([26], "got 26"), ([-1], "got -1"),
+        ("", "empty"), ([], "empty"), ([0] * 10, "10 tokens"), ("a" * 10, "10 tokens"), ([26], "got 26"),
+        ([-1], "got -1"),
         ([1.5], "token ids"), (3, "token ids"), (None, "token ids"), ([[1]], "token ids"),
     ],
 )  # fmt: skip

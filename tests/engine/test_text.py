@@ -22,7 +22,8 @@ class Characters:
 
 @pytest.mark.parametrize("text", ["", "a", "hello world", "aaab", "abababac", "xx\n\nxx\n", "ab"])
 @pytest.mark.parametrize(
-    "stop", [(), ("o",), ("aab",), ("abac", "bab"), ("\n\n",), ("zzz",), ("ab", "a"), ("hello world",), ("d", "ld", "world")]
+    "stop",
+    [(), ("o",), ("aab",), ("abac", "bab"), ("\n\n",), ("zzz",), ("ab", "a"), ("hello world",), ("d", "ld", "world")],
 )
 def test_same_text_as_searching_the_whole(text: str, stop: tuple[str, ...]) -> None:
     answer = AnswerText(Characters(text), stop)

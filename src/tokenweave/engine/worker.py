@@ -38,7 +38,7 @@ def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> N
         if group.rank == 0:
             core = _make_core(model, _Lead(channel, runner), cache, config)
             links.parent.send(Ready(group.collective, cache.num_blocks))
-            _serve(links.parent, core)
+            serve(links.parent, core)
         else:
             _follow(channel, runner)
 
@@ -97,7 +97,7 @@ class _Lead:
         return self._runner.run(step)
 
 
-def _serve(caller: Link, core: EngineCore) -> None:
+def serve(caller: Link, core: EngineCore) -> None:
     """Rank 0: take requests (Request) and cancellations (the ident) between steps, and send what each step brought.
     With nothing to do it sleeps in recv. None, or the caller's end of the pipe closed, ends it."""
     try:
