@@ -1,0 +1,7 @@
+"""Ranks, groups of them, and the collectives they share."""
+
+from tokenweave.comm.collective import Collective, CommunicationError
+from tokenweave.comm.group import Group
+from tokenweave.comm.launcher import launch
+
+__all__ = ["Collective", "CommunicationError", "Group", "launch"]

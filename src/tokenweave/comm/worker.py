@@ -1,0 +1,84 @@
+"""What a rank's process runs: python -m tokenweave.comm.worker SETTINGS, started by `processes` only."""
+
+import faulthandler
+import importlib
+import io
+import json
+import os
+import pickle
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import torch
+
+from tokenweave.comm.control import Control
+from tokenweave.comm.group import Group, Opener
+from tokenweave.comm.links import Link, Links
+from tokenweave.comm.shared_memory import SharedMemory
+from tokenweave.comm.watch import watch
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    fds = settings["fds"]
+    faulthandler.enable()
+    torch.set_num_threads(settings["threads"])
+    control = Control(settings["arena"])
+    with os.fdopen(fds["setup"], "rb") as pipe:
+        setup = pickle.load(pipe)
+        pids = dict(enumerate(setup["pids"]))
+        del pids[settings["rank"]]
+        watch(settings["parent"], pids, control.mark_dead)
+        body = io.BytesIO(pipe.read())
+    _restore_path(setup)
+    links = Links(Link(*fds["link"]), {int(rank): Link(*pair) for rank, pair in fds["peers"].items()})
+    report = Connection(fds["report"], readable=False)
+    try:
+        target, args = pickle.load(body)
+        with _group(settings, control) as group:
+            value = _resolve(target)(group, links, *args)
+            message = ("returned", cloudpickle.dumps(value), "")
+    except (Exception, KeyboardInterrupt) as error:
+        message = ("raised", _pickled(error), traceback.format_exc())
+    report.send_bytes(pickle.dumps(message))
+
+
+def _group(settings: dict[str, Any], control: Control) -> Group:
+    rank, size = settings["rank"], settings["size"]
+    opener: Opener
+    if settings["collective"] == "shared_memory":
+        opener = SharedMemory(control, rank, size)
+    else:
+        raise NotImplementedError
+    names = ("device", "collective", "timeout")
+    return Group(rank, size, opener=opener, **{name: settings[name] for name in names})
+
+
+def _restore_path(setup: dict[str, Any]) -> None:
+    """Search where the caller searches; the processes that this one starts get the caller's own PYTHONPATH."""
+    sys.path[:] = setup["sys_path"]
+    if setup["python_path"] is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = setup["python_path"]
+
+
+def _resolve(target: Any) -> Any:
+    if not isinstance(target, str):
+        return target
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _pickled(error: BaseException) -> bytes:
+    try:
+        return cloudpickle.dumps(error)
+    except Exception:
+        return b""  # the caller makes do with the traceback
+
+
+if __name__ == "__main__":
+    main()
