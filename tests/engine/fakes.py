@@ -129,9 +129,7 @@ def run_all(core: EngineCore, *, limit: int = 10_000) -> tuple[dict[int, list[in
             return tokens, reasons
         events = core.step()
         check_blocks(core)
-        for ident, token, reason in zip(
-            events.idents.tolist(), events.token_ids.tolist(), events.reasons.tolist(), strict=True
-        ):
+        for ident, token, reason in zip(events.idents, events.token_ids, events.reasons, strict=True):
             tokens.setdefault(ident, []).append(token)
             reasons[ident] = REASONS[reason]
     raise AssertionError(f"still busy after {limit} steps")

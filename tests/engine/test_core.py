@@ -50,7 +50,7 @@ def test_any_mix_answers_as_each_alone(data: st.DataObject) -> None:
             if core.busy:
                 events = core.step()
                 check_blocks(core)
-                for who, token in zip(events.idents.tolist(), events.token_ids.tolist(), strict=True):
+                for who, token in zip(events.idents, events.token_ids, strict=True):
                     tokens.setdefault(who, []).append(token)
         if draw(st.integers(0, 5)) == 0:
             victim = draw(st.integers(0, ident))

@@ -119,7 +119,7 @@ class EngineClient:
         self.stats.append(events.stats)
         mail: dict[int, tuple[Inbox, list[int], list[int]]] = {}
         with self._lock:
-            for entry, (ident, reason) in enumerate(zip(events.idents.tolist(), events.reasons.tolist(), strict=True)):
+            for entry, (ident, reason) in enumerate(zip(events.idents, events.reasons, strict=True)):
                 inbox = self._inboxes.pop(ident, None) if reason else self._inboxes.get(ident)
                 if inbox is not None:  # else cancelled meanwhile
                     mail.setdefault(id(inbox), (inbox, [], []))[1].append(entry)

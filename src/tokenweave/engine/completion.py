@@ -67,7 +67,7 @@ class Answer:
     def take(self, arrival: Arrival, entry: int) -> str:
         """One more token; the text that is certain with it."""
         events = arrival.events
-        token = int(events.token_ids[entry])
+        token = events.token_ids[entry]
         self.token_ids.append(token)
         self._times.append(arrival.time - self.began)
         if self.params.logprobs is not None:

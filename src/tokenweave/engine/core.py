@@ -113,10 +113,10 @@ class EngineCore:
 
     def _sample(
         self, scheduled: Scheduled, output: StepOutput
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[int, dict[int, float]]]:
+    ) -> tuple[list[int], list[int], list[int], dict[int, dict[int, float]]]:
         slots, chosen = self.scheduler.slots, scheduled.sampled_slots
         if not len(chosen):
-            return np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int8), {}
+            return [], [], [], {}
         assert output.logits is not None
         sampled = self.sampler.sample(output.logits, chosen, slots.length[chosen] - slots.prompt_length[chosen])
         token_ids = sampled.token_ids
@@ -127,16 +127,16 @@ class EngineCore:
             for row, slot in enumerate(chosen.tolist()):
                 if token_ids[row] in self._stop_ids.get(slot, ()):
                     reasons[row] = _STOP
-        idents = slots.ident[chosen]
+        idents = slots.ident[chosen].tolist()
         for row in np.flatnonzero(reasons).tolist():
             self.scheduler.finish(int(chosen[row]))
-        return idents, token_ids, reasons, sampled.logprobs
+        return idents, token_ids.tolist(), reasons.tolist(), sampled.logprobs
 
     def _score(self, scheduled: Scheduled, output: StepOutput) -> dict[int, np.ndarray]:
         """Keep the step's scores; those of the requests that are through."""
         slots = self.scheduler.slots
         if output.scores is not None:
-            for slot in np.unique(scheduled.scored_slots).tolist():
+            for slot in set(scheduled.scored_slots.tolist()):
                 part = output.scores[scheduled.scored_slots == slot]
                 self._scores[slots.request(slot).ident].append(part)
         finished = {}

@@ -22,9 +22,9 @@ class StepEvents:
     """What a step brought. idents, token_ids, reasons: one entry for each new token, `reasons` indexing REASONS.
     logprobs: by entry, {token id: log-probability}. scores: finished ones, float32, by ident."""
 
-    idents: np.ndarray
-    token_ids: np.ndarray
-    reasons: np.ndarray
+    idents: list[int]
+    token_ids: list[int]
+    reasons: list[int]
     logprobs: dict[int, dict[int, float]]
     scores: dict[int, np.ndarray]
     stats: StepStats

@@ -214,7 +214,7 @@ class LLM:
                 except Empty:
                     continue
                 for entry in arrival.entries:
-                    answer = live[int(arrival.events.idents[entry])]
+                    answer = live[arrival.events.idents[entry]]
                     piece = answer.take(arrival, entry)
                     if answer.finish_reason is not None:
                         del live[answer.ident]

@@ -52,6 +52,11 @@ class Tokenizer:
         """Whether the directory holds a tokenizer."""
         return (self.directory / "tokenizer.json").is_file()
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render` and `chat` can work."""
+        return self.available and self._template_source is not None
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`; with add_special also those that the tokenizer puts around a text, e.g. its first."""
         return self._backend.encode(text, add_special_tokens=add_special).ids
@@ -99,16 +104,19 @@ class Tokenizer:
         }
 
     @cached_property
-    def _template(self) -> jinja2.Template:
+    def _template_source(self) -> str | None:
         path = self.directory / "chat_template.jinja"
         source = path.read_text(encoding="utf-8") if path.is_file() else self._config.get("chat_template")
         if isinstance(source, list):  # several by name, as older files have them
-            named = {entry.get("name"): entry.get("template") for entry in source}
-            source = named.get("default")
-        if not isinstance(source, str):
+            source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+        return source
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        if self._template_source is None:
             raise ValueError(f"{self.directory} has no chat template; use a plain prompt")
         try:
-            return _environment().from_string(source)
+            return _environment().from_string(self._template_source)
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template of {self.directory} is not valid: {error}") from None
 

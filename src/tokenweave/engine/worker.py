@@ -28,7 +28,7 @@ from tokenweave.plan import plan_step
 def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> None:
     """Load this rank's part and run steps until the caller or rank 0 ends. `config` has its "auto" values resolved."""
     dtype = getattr(torch, config.dtype)
-    model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=group.device)
+    model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
     channel = LinkChannel(links)
     cache = _open_cache(model, config, channel)
     with group.open_collective(
