@@ -1,7 +1,21 @@
-import pytest
+from dataclasses import replace
 
-from tokenweave.plan.planner import plan_step
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from known_models import LLAMA_70B
+from test_table import COSTS, KEY, TABLE
+
+from tokenweave.plan.analytical import AnalyticalCosts
+from tokenweave.plan.choose import choose
+from tokenweave.plan.hardware import hardware
+from tokenweave.plan.planner import Planner, plan_step
+from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import MODES, StepPlan
+from tokenweave.plan.table import TunedTable
+
+CALCULATED = AnalyticalCosts(LLAMA_70B, hardware("h100"), 8)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 13, 33, 577])
@@ -15,3 +29,65 @@ def test_a_named_mode_is_taken_as_it_is(tokens):
 def test_bad_input_is_refused(mode, tokens):
     with pytest.raises(ValueError):
         plan_step(mode, tokens)
+
+
+def test_a_planner_refuses_an_unknown_mode():
+    with pytest.raises(ValueError, match="fast"):
+        Planner("fast", CALCULATED)
+
+
+@given(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 900)), max_size=5), st.sampled_from(["auto", *MODES]))
+def test_every_step_gets_a_plan_that_fits_it(requests, mode):
+    counts = np.array([n for n, _ in requests], dtype=np.int32)
+    contexts = counts + np.array([c for _, c in requests], dtype=np.int32)
+    plan = Planner(mode, CALCULATED).plan(counts, contexts)
+    assert plan.mode == mode or mode == "auto"
+    assert 0 <= plan.cut <= counts.sum() and (plan.mode == "weave" or plan.cut == 0)
+
+
+def test_auto_is_the_choice_and_is_remembered(monkeypatch):
+    planner = Planner("auto", CALCULATED)
+    assert planner.plan([2048], [2048]) == choose(CALCULATED, StepShape.prefill(2048)).plan
+    assert planner.plan([2048], [2048]).mode == "weave"
+    monkeypatch.setattr("tokenweave.plan.planner.choose", None)
+    assert planner.plan([2048], [2049]).mode == "weave"  # a step that differs little needs no new choice
+    with pytest.raises(TypeError):
+        planner.plan([2049], [2049])
+
+
+def test_memory_of_plans_is_bounded(monkeypatch):
+    monkeypatch.setattr("tokenweave.plan.planner.REMEMBERED", 3)
+    planner = Planner("auto", CALCULATED)
+    for tokens in range(1, 9):
+        planner.plan([tokens], [tokens])
+    assert len(planner._known) == 3
+
+
+def test_a_tuned_table_decides_where_it_holds(tmp_path):
+    facts = hardware("h200")
+    without = Planner.open("auto", LLAMA_70B, KEY, facts, directory=tmp_path)
+    assert "not tuned" in without.source and "h200" in without.source
+    assert without.costs == AnalyticalCosts(
+        LLAMA_70B, facts.with_link(latency=KEY.link_latency, bandwidth=KEY.link_bandwidth), 8
+    )
+    TABLE.save(tmp_path)
+    tuned = Planner.open("auto", LLAMA_70B, KEY, facts, directory=tmp_path)
+    assert tuned.costs == COSTS and "tuned" in tuned.source
+    elsewhere = Planner.open("auto", LLAMA_70B, replace(KEY, link_latency=1.0), facts, directory=tmp_path)
+    assert "link_latency" in elsewhere.source and isinstance(elsewhere.costs, AnalyticalCosts)
+
+
+def test_measured_costs_are_squeezed_by_the_waves_of_the_hardware(tmp_path):
+    TABLE.save(tmp_path)
+    costs = Planner.open("auto", LLAMA_70B, KEY, hardware("h200"), directory=tmp_path).costs
+    load = StepShape.prefill(1024).load()
+    ratio = costs.compute("mlp", load, 8) / costs.compute("mlp", load)
+    calculated = AnalyticalCosts(LLAMA_70B, hardware("h200"), 8)
+    assert ratio == pytest.approx(calculated.compute("mlp", load, 8) / calculated.compute("mlp", load)) and ratio > 1
+
+
+def test_measured_steps_overrule_the_simulator():
+    """The same curves; in the second table woven steps ran four times as long as simulated."""
+    assert Planner("auto", TunedTable(KEY, COSTS)).plan([2048], [2048]).mode == "weave"
+    slow = tuple(replace(c, seconds=3 * c.seconds) if c.plan.mode == "weave" else c for c in TABLE.checks)
+    assert Planner("auto", TunedTable(KEY, COSTS, slow)).plan([2048], [2048]).mode != "weave"

@@ -1,6 +1,23 @@
 """The front of the package: how the next step runs."""
 
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log2
+from pathlib import Path
+
+import numpy as np
+
+from tokenweave.config import ModelConfig
+from tokenweave.plan.analytical import AnalyticalCosts
+from tokenweave.plan.choose import choose
+from tokenweave.plan.costs import Costs
+from tokenweave.plan.hardware import Hardware
+from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import MODES, StepPlan
+from tokenweave.plan.table import TunedTable, TuneKey, cache_directory, find
+
+REMEMBERED = 4096
 
 
 def plan_step(mode: str, tokens: int) -> StepPlan:
@@ -16,3 +33,59 @@ def plan_step(mode: str, tokens: int) -> StepPlan:
     if mode == "weave":
         return StepPlan(mode="weave", cut=tokens // 2)
     return StepPlan(mode="fused" if mode == "auto" else mode)
+
+
+class Planner:
+    """Plans step after step from costs.
+
+    mode: "auto" takes what is predicted to be fastest; a mode of MODES is kept, and its cut and budget are chosen.
+    costs: a tuned table, or any Costs. source: one line that says where they come from.
+    """
+
+    def __init__(self, mode: str, costs: TunedTable | Costs, source: str = "") -> None:
+        plan_step(mode, 0)  # refuses an unknown mode
+        self.mode, self.source = mode, source
+        self._table = costs if isinstance(costs, TunedTable) else None
+        self.costs: Costs = costs.costs if isinstance(costs, TunedTable) else costs
+        self._known: OrderedDict[tuple[int, ...], StepPlan] = OrderedDict()
+
+    @classmethod
+    def open(
+        cls, mode: str, config: ModelConfig, key: TuneKey, hardware: Hardware, *, directory: Path | None = None
+    ) -> "Planner":
+        """A planner for this machine: by the tuned table that holds for `key`; without one, by costs calculated for
+        `hardware` on the link whose fingerprint the key carries.
+        """
+        table, source = find(key, directory or cache_directory())
+        linked = hardware.with_link(latency=key.link_latency, bandwidth=key.link_bandwidth)
+        calculated = AnalyticalCosts(config, linked, key.tensor_parallel_size, key.dtype)
+        if table is None:
+            return cls(mode, calculated, f"{source}; calculated for {hardware.name}")
+        return cls(mode, replace(table, costs=replace(table.costs, squeeze=calculated)), source)
+
+    def plan(self, counts: Sequence[int] | np.ndarray, contexts: Sequence[int] | np.ndarray) -> StepPlan:
+        """The plan of a step of requests with `counts` new tokens each, whose last attend to `contexts` keys.
+
+        Steps that differ little share a plan, found in microseconds: the same tokens, requests and border nearest to
+        the middle, and attention work within a fifth.
+        """
+        shape = StepShape(counts, contexts)
+        if not shape.tokens or self.mode in ("serial", "reordered", "nocomm"):
+            return plan_step(self.mode, shape.tokens)
+        load = shape.load()
+        nearest = min(shape.borders(), key=lambda border: abs(2 * border - shape.tokens), default=0)
+        like = (load.tokens, load.rows, nearest, round(4 * log2(load.pairs)), round(4 * log2(load.keys)))
+        if like in self._known:
+            self._known.move_to_end(like)
+            return self._known[like]
+        self._known[like] = plan = self._decide(shape)
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        return plan
+
+    def _decide(self, shape: StepShape) -> StepPlan:
+        corrections = self._table.corrections(shape.tokens) if self._table else None
+        choice = choose(self.costs, shape, corrections)
+        if self.mode == "auto":
+            return choice.plan
+        return choice.by_mode[self.mode][0] if self.mode in choice.by_mode else plan_step(self.mode, shape.tokens)

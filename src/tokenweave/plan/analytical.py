@@ -1,0 +1,193 @@
+"""Costs calculated from a model's dimensions and facts about the hardware."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import ceil
+
+from tokenweave.config import ModelConfig, Shard, shard
+from tokenweave.plan.hardware import Hardware, Tile
+from tokenweave.plan.shape import Load
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """[tokens, inner] x [inner, columns] on one rank."""
+
+    name: str
+    inner: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Waves:
+    """How a matmul fills a GPU: `tiles` tiles in `waves` rounds over the processors."""
+
+    tile: Tile
+    tiles: int
+    waves: int
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of one stage by what they are spent on."""
+
+    matmul: float = 0.0
+    attention: float = 0.0
+    elementwise: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.matmul + self.attention + self.elementwise
+
+
+@dataclass(frozen=True)
+class AnalyticalCosts:
+    """The `Costs` of `config` on `size` ranks of `hardware`: each stage is as slow as its heaviest rank."""
+
+    config: ModelConfig
+    hardware: Hardware
+    size: int
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
+        shard(self.config, self.size, 0)  # refuses an impossible tensor parallel size
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        return [shard(self.config, self.size, rank) for rank in range(self.size)]
+
+    @property
+    def layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    @property
+    def contention(self) -> float:
+        return self.hardware.contention
+
+    @property
+    def budgets(self) -> tuple[int | None, ...]:
+        return tuple(b for b in self.hardware.budgets if b < self.hardware.processors) or (None,)
+
+    @property
+    def grain(self) -> int:
+        return self.hardware.tiles[0].rows
+
+    @cached_property
+    def matmuls(self) -> dict[str, tuple[Matmul, ...]]:
+        """The matmuls of a layer's stages, of the heaviest rank."""
+        config = self.config
+        heads = max(part.num_query_heads for part in self.shards) * config.head_dim
+        kv = max(part.num_kv_heads for part in self.shards) * config.head_dim
+        columns = max(part.mlp_columns.stop - part.mlp_columns.start for part in self.shards)
+        hidden = config.hidden_size
+        return {
+            "attention": (Matmul("qkv", hidden, heads + 2 * kv), Matmul("output", heads, hidden)),
+            "mlp": (Matmul("gate_up", hidden, 2 * columns), Matmul("down", columns, hidden)),
+        }
+
+    def waves(self, matmul: Matmul, tokens: int, taken: int = 0) -> Waves:
+        """Tiles and waves on the processors that are left. The tile is the one that is fastest on all of them: a
+        library does not know that a collective took some.
+        """
+        return _waves(matmul, tokens, self.hardware, taken)
+
+    def parts(self, stage: str, load: Load, taken: int = 0) -> Parts:
+        """One stage's seconds, taken apart."""
+        tokens, hardware = load.tokens, self.hardware
+        if not tokens:
+            return Parts()
+        if stage == "embed":
+            return Parts(elementwise=self._moved(2 * tokens * self.config.hidden_size))
+        products = sum(self._matmul(matmul, tokens, taken) for matmul in self.matmuls[stage])
+        if stage == "mlp":
+            columns = self.matmuls["mlp"][1].inner
+            return Parts(matmul=products, elementwise=self._moved(3 * tokens * columns))
+        qkv, output = self.matmuls["attention"]
+        kv = (qkv.columns - output.inner) // 2
+        left = hardware.processors / (hardware.processors - taken)
+        rate = self._peak() * hardware.attention_efficiency
+        arithmetic = 4 * output.inner * load.pairs / rate * left
+        memory = (2 * kv * load.keys + 2 * output.inner * tokens) * self.bytes / self._memory_rate()
+        attention = max(arithmetic, memory) + hardware.launch_seconds
+        return Parts(matmul=products, attention=attention, elementwise=self._moved(2 * tokens * qkv.columns))
+
+    def compute(self, stage: str, load: Load, taken: int = 0) -> float:
+        return self.parts(stage, load, taken).total
+
+    def head(self, rows: int) -> float:
+        if not rows:
+            return 0.0
+        columns = max(part.vocab_rows.stop - part.vocab_rows.start for part in self.shards)
+        return self._matmul(Matmul("head", self.config.hidden_size, columns), rows, 0)
+
+    def norm(self, tokens: int) -> float:
+        return self._moved(4 * tokens * self.config.hidden_size) if tokens else 0.0
+
+    def all_reduce(self, tokens: int) -> float:
+        return self._linked(tokens, self._all_reduce_passes(), None)
+
+    def reordered(self, tokens: int) -> float:
+        if not tokens:
+            return 0.0
+        passes = 1.0 if self.hardware.multicast else (self.size - 1) / self.size
+        own = -(-tokens // self.size)
+        return 2 * self._linked(tokens, passes, None) + self.norm(own)
+
+    def fused(self, tokens: int, budget: int | None) -> float:
+        return self._linked(tokens, self._all_reduce_passes(), budget)
+
+    @property
+    def bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    def _all_reduce_passes(self) -> float:
+        """Bytes that cross the busier direction of a rank's link, as a multiple of the message. With multicast the
+        switch fetches every row once for its owner's sum and the owner's result goes back once: 1 + 1/N. Without, a
+        rank reads (N - 1)/N of the message to sum and (N - 1)/N to gather.
+        """
+        return 1 + 1 / self.size if self.hardware.multicast else 2 * (self.size - 1) / self.size
+
+    def _linked(self, tokens: int, passes: float, budget: int | None) -> float:
+        """A collective of [tokens, hidden] on one rank of several."""
+        if not tokens or self.size == 1:
+            return 0.0
+        hardware = self.hardware
+        rate = hardware.link_bandwidth * hardware.link_efficiency
+        if budget is not None:
+            rate = min(rate, budget * hardware.processor_link_bandwidth)
+        return hardware.link_latency + passes * tokens * self.config.hidden_size * self.bytes / rate
+
+    def _matmul(self, matmul: Matmul, tokens: int, taken: int) -> float:
+        """Waves of tiles, or the reading of weights and activations where that takes longer."""
+        chosen = self.waves(matmul, tokens, taken)
+        rate = self._peak() * self.hardware.matmul_efficiency * chosen.tile.share
+        area = chosen.tile.rows * chosen.tile.columns
+        flops = 2 * area * matmul.inner * chosen.waves * self.hardware.processors
+        moved = matmul.inner * matmul.columns + tokens * (matmul.inner + matmul.columns)
+        return max(flops / rate, moved * self.bytes / self._memory_rate()) + self.hardware.launch_seconds
+
+    def _moved(self, numbers: int) -> float:
+        """An operation that is bound by memory."""
+        return numbers * self.bytes / self._memory_rate() + self.hardware.launch_seconds
+
+    def _peak(self) -> float:
+        return self.hardware.peak_flops * (1 if self.bytes == 2 else 0.5)  # tf32 runs at half the rate of bf16
+
+    def _memory_rate(self) -> float:
+        return self.hardware.memory_bandwidth * self.hardware.memory_efficiency
+
+
+@lru_cache(maxsize=65536)
+def _waves(matmul: Matmul, tokens: int, hardware: Hardware, taken: int) -> Waves:
+    def tiles(tile: Tile) -> int:
+        return ceil(tokens / tile.rows) * ceil(matmul.columns / tile.columns)
+
+    def area(tile: Tile) -> float:
+        return ceil(tiles(tile) / hardware.processors) * tile.rows * tile.columns / tile.share
+
+    best = min(hardware.tiles, key=area)
+    return Waves(best, tiles(best), ceil(tiles(best) / (hardware.processors - taken)))
