@@ -91,6 +91,6 @@ def plant(case: Case, model: Decoder, collective: Any, group: Group) -> None:
     elif case.fault == "bias on every rank":
         for index, block in enumerate(model.layers):
             bias = case.extra[f"model.layers.{index}.self_attn.o_proj.bias"]
-            block.self_attn.output_bias = torch.nn.Parameter(bias.clone(), requires_grad=False)
+            block.self_attn.output.bias = torch.nn.Parameter(bias.clone(), requires_grad=False)
     else:
         raise AssertionError(case.fault)

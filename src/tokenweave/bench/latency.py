@@ -76,16 +76,15 @@ def _competitors(args: argparse.Namespace, dtype: str, stack: ExitStack) -> list
             competitors.append(Competitor(name, dtype, _tokenweave(llm)))
     if args.transformers:
         name = f"transformers, {cores} threads"
-        competitors.append(Competitor(name, dtype, _transformers(resolve(args.model, getattr(torch, dtype)), dtype, cores)))
+        competitors.append(Competitor(name, dtype, _transformers(resolve(args.model, dtype), dtype, cores)))
     return competitors
 
 
 def _tokenweave(llm: LLM) -> Measure:
     def measure(prompt: list[int], new: int) -> tuple[float, float]:
         params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
-        completion = llm.generate(prompt, params, progress=False)
-        metrics = completion.metrics if not isinstance(completion, list) else completion[0].metrics
-        return metrics.time_to_first_token, (metrics.latency - metrics.time_to_first_token) / max(new - 1, 1)
+        times = llm.generate(prompt, params, progress=False)[0].timing.token_times
+        return times[0], (times[-1] - times[0]) / max(new - 1, 1)
 
     return measure
 
