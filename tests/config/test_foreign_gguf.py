@@ -17,7 +17,7 @@ METADATA: dict[str, Any] = {
     "llama.feed_forward_length": 150,
     "llama.attention.head_count": 4,
     "llama.attention.head_count_kv": 2,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.attention.layer_norm_rms_epsilon": 9.999999747378752e-06,  # 1e-5 in float32
     "llama.rope.freq_base": 500000.0,
     "llama.rope.dimension_count": 16,
     "tokenizer.ggml.bos_token_id": 1,
@@ -26,7 +26,7 @@ METADATA: dict[str, Any] = {
 SHAPES = {"token_embd.weight": (509, 64)}
 
 
-def read(changes: dict[str, Any] | None = None, shapes: dict[str, Any] | None = None, factors: Any = None) -> ModelConfig:
+def read(changes: dict | None = None, shapes: dict | None = None, factors: Any = None) -> ModelConfig:
     metadata = {key: value for key, value in {**METADATA, **(changes or {})}.items() if value is not None}
     return model_config(config_fields(metadata, {**SHAPES, **(shapes or {})}, factors))
 

@@ -15,7 +15,6 @@ _FIELDS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "context_length": "max_position_embeddings",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
     "expert_count": "num_local_experts",
 }
@@ -25,9 +24,9 @@ _REQUIRED = (
 )  # fmt: skip
 # Read elsewhere in this file, or without effect on results.
 _OTHERS = (
-    "vocab_size", "attention.value_length", "rope.dimension_count", "rope.freq_base", "rope.scaling.type",
-    "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned", "expert_used_count",
-    "tensor_data_layout",
+    "vocab_size", "attention.layer_norm_rms_epsilon", "attention.value_length", "rope.dimension_count",
+    "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length",
+    "rope.scaling.finetuned", "expert_used_count", "tensor_data_layout",
 )  # fmt: skip
 
 # A GGUF file holds Llama 3's stretched frequencies as a table, not the numbers behind it; these are the same in every
@@ -67,6 +66,8 @@ def config_fields(
         "mlp_bias": "blk.0.ffn_down.bias" in shapes,
         "tie_word_embeddings": "output.weight" not in shapes,
         "head_dim": _head_dim(name, own),
+        # float32 in the file: 9.9999997e-6 was 1e-5
+        "rms_norm_eps": float(f"{own['attention.layer_norm_rms_epsilon']:.7g}"),
         "rope_parameters": _rope(name, own, rope_factors),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": eos_token_ids(metadata),

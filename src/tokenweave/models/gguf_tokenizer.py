@@ -63,12 +63,13 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer | None, dict
     kinds = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(kinds) != len(tokens):
         raise ValueError(f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens")
+    named = _named_tokens(metadata, tokens)
     try:
         tokenizer, add_bos = _BUILDERS[model](metadata, tokens, kinds)
     except ValueError:
         raise
     except Exception as error:  # the package raises bare Exception, e.g. for a merge of tokens that are not there
-        raise ValueError(f"the file's tokenizer is malformed: {error}") from None
+        raise ValueError(f"the file's tokenizer is malformed: {str(error).partition('\n')[0]}") from None
     for special in (True, False):
         wanted = (_UNKNOWN, _CONTROL) if special else (_USER_DEFINED,)
         added = [
@@ -77,13 +78,8 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer | None, dict
             if kind in wanted
         ]
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)(added)
-    named = _named_tokens(metadata, tokens)
     _surround(tokenizer, metadata, tokens, add_bos)
-    config = {
-        **named,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-    }
+    config = {**named, "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     template = metadata.get("tokenizer.chat_template")
     return tokenizer, config if template is None else config | {"chat_template": template}
 
@@ -105,7 +101,31 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]
     return tokenizer, pre.add_bos
 
 
-_BUILDERS = {"gpt2": _byte_level}
+def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], kinds: list[int]) -> tuple[Tokenizer, bool]:
+    """Llama 2's kind: merges follow the scores of what they make, and unknown characters become bytes."""
+    scores = metadata.get("tokenizer.ggml.scores", [])
+    if len(scores) != len(tokens):
+        raise ValueError(f"tokenizer.ggml.scores has {len(scores)} entries for {len(tokens)} tokens")
+    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
+    plain = {token for token, i in vocab.items() if kinds[i] in (_NORMAL, _USER_DEFINED)}
+    ranked = [
+        (-scores[vocab[token]], -cut, (token[:cut], token[cut:]))
+        for token in plain
+        for cut in range(1, len(token))
+        if token[:cut] in plain and token[cut:] in plain
+    ]
+    merges = [pair for _, _, pair in sorted(ranked)]
+    unknown = tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)]
+    tokenizer = Tokenizer(BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    space = [normalizers.Replace(" ", "▁")]
+    prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), *space] if prefix else space)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
+    return tokenizer, True
+
+
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece}
 
 
 def _surround(tokenizer: Tokenizer, metadata: Mapping[str, Any], tokens: list[str], add_bos: bool) -> None:

@@ -95,7 +95,7 @@ def _from_hub(name: str) -> Path:
     except Exception as error:
         raise ValueError(
             f"no such model: {name!r} is not a path here and not in the hub's cache, and "
-            + (reason or f"fetching it failed: {str(error).splitlines()[0]}")
+            + (reason or f"fetching it failed: {str(error).partition('\n')[0]}")
         ) from None
     if not (directory / "config.json").is_file():
         raise ValueError(f"{name} has no config.json; of a repository of GGUF files, download one and give its path")
