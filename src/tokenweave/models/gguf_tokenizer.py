@@ -69,7 +69,8 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> tuple[Tokenizer | None, dict
     except ValueError:
         raise
     except Exception as error:  # the package raises bare Exception, e.g. for a merge of tokens that are not there
-        raise ValueError(f"the file's tokenizer is malformed: {str(error).partition('\n')[0]}") from None
+        first, *_ = str(error).split("\n")
+        raise ValueError(f"the file's tokenizer is malformed: {first}") from None
     for special in (True, False):
         wanted = (_UNKNOWN, _CONTROL) if special else (_USER_DEFINED,)
         added = [

@@ -93,9 +93,10 @@ def _from_hub(name: str) -> Path:
             )
         )
     except Exception as error:
+        first, *_ = str(error).split("\n")
         raise ValueError(
             f"no such model: {name!r} is not a path here and not in the hub's cache, and "
-            + (reason or f"fetching it failed: {str(error).partition('\n')[0]}")
+            + (reason or f"fetching it failed: {first}")
         ) from None
     if not (directory / "config.json").is_file():
         raise ValueError(f"{name} has no config.json; of a repository of GGUF files, download one and give its path")
