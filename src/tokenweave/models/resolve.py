@@ -1,6 +1,7 @@
 """What a user names as a model, as a directory with config.json and weights."""
 
 import importlib.util
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,7 +31,7 @@ def resolve(model: str | Path | None, dtype: str = "auto") -> Path:
     """
     if model is None:
         return _from_gguf(demo_file(), dtype)
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # Path.expanduser raises where there is no such user
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(f"{path} has no config.json; give the directory of a Hugging Face checkpoint")
