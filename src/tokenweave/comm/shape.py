@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tokenweave.config import partition
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -31,12 +33,17 @@ class CollectiveShape:
             raise ValueError(f"timeout must be positive, got {self.timeout}")
 
     @property
-    def name(self) -> str:
+    def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
-    def check_lane(self, lane: int) -> None:
-        if not 0 <= lane < self.lanes:
-            raise ValueError(f"lane must be in [0, {self.lanes}), got {lane}")
+    @property
+    def row_bytes(self) -> int:
+        return self.hidden_size * self.dtype.itemsize
+
+    def rows_of(self, tokens: int, rank: int, size: int) -> int:
+        """How many rows of `tokens` a rank owns."""
+        own = partition(tokens, size, rank)
+        return own.stop - own.start
 
     def check_tokens(self, tokens: int) -> None:
         if not 0 <= tokens <= self.max_tokens:

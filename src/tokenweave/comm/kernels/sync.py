@@ -33,6 +33,7 @@ class LaneWord(IntEnum):
     CODE = 8  # what this rank is doing: operation and its shape, compared with the peers'
     ROWS = 9
     COLUMNS = 10
+    ROW_BYTES = 11
     SOURCES = 16  # address of each rank's rows to read
     TARGETS = 16 + MAX_RANKS  # address of each rank's buffer
 
@@ -81,6 +82,17 @@ def release(context, address, value):  # type: ignore[no-untyped-def]
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def fence(context):  # type: ignore[no-untyped-def]
+    """Everything written before, past the cache too, is seen before anything written after."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 @intrinsic

@@ -144,6 +144,35 @@ def store(context, base, index, value):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def store_past_cache(context, base, index, value):  # type: ignore[no-untyped-def]
+    """`store` where base[index] is aligned to the whole vector, without reading the line or keeping it in the cache.
+
+    Needs a `fence` before other ranks are told."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = _at(builder, args[0], args[1], base.element)
+        stored = builder.store(_narrow(builder, args[2], base.element), pointer, align=LANES * _BYTES[base.element])
+        stored.set_metadata("nontemporal", builder.module.add_metadata([_I32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(base, types.int64, VECTOR), generate
+
+
+@intrinsic
+def prefetch(context, base, index):  # type: ignore[no-untyped-def]
+    """Start fetching base[index]; the address need not exist."""
+
+    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = builder.bitcast(_at(builder, args[0], args[1], base.element), ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(fetch, [pointer, _I32(0), _I32(3), _I32(1)])  # to read, into every level, data
+        return context.get_dummy_value()
+
+    return types.void(base, types.int64), generate
+
+
+@intrinsic
 def load_part(context, base, index, count):  # type: ignore[no-untyped-def]
     """base[index : index + count] as float32, zeros behind; count < 16."""
 
