@@ -67,8 +67,8 @@ def written(directory: Path, backend: Backend | None, template: str | None = CHA
     (directory / "config.json").write_text(json.dumps(model))
     if backend is not None:
         backend.save(str(directory / "tokenizer.json"))
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "<|im_end|>"} | config
-        settings |= {} if template is None else {"chat_template": template}
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "<|im_end|>"}
+        settings |= config if template is None else {"chat_template": template} | config
         (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
 
