@@ -95,6 +95,8 @@ class EngineCore:
             hidden=output.hidden,
             exposed=output.communication - output.hidden,
             host=time.perf_counter() - began - (ran - running),
+            reused=scheduled.reused,
+            preempted=scheduled.preempted,
             free_blocks=self.scheduler.pool.available,
         )
         return StepEvents(idents, token_ids, reasons, logprobs, scores, stats)

@@ -83,6 +83,11 @@ class LLM:
         return self._ready.collective
 
     @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache."""
+        return self._ready.num_blocks
+
+    @property
     def dtype_in_use(self) -> str:
         return self.config.dtype
 

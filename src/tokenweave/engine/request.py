@@ -23,7 +23,6 @@ class Request:
     limit: int
     seed: int = 0
     prompt_length: int = 0
-    preemptions: int = 0
     block_names: list[bytes] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
 

@@ -21,6 +21,8 @@ class Scheduled:
     sampled_slots: np.ndarray
     scored_slots: np.ndarray
     admitted: list[int]  # slots that got their request in this step
+    reused: int  # tokens that these had in the cache already
+    preempted: int  # requests
 
 
 @dataclass
@@ -32,6 +34,8 @@ class _Draft:
     chunks: list[tuple[int, int]] = field(default_factory=list)  # of prefill: slot, tokens
     admitted: list[int] = field(default_factory=list)
     short: bool = False  # of blocks: somebody was preempted or has to wait
+    reused: int = 0
+    preempted: int = 0
 
 
 class Scheduler:
@@ -58,7 +62,6 @@ class Scheduler:
         # a running request that gets no token in a step of decodes would only hold blocks
         self.slots = Slots(min(max_running_requests, max_tokens_per_step), max_context)
         self.waiting: OrderedDict[int, Request] = OrderedDict()
-        self.preemptions = 0
 
     @property
     def busy(self) -> bool:
@@ -151,6 +154,7 @@ class Scheduler:
             self._attach(slot, found, draft)
             slots.named[slot] = len(found)
             slots.computed[slot] = len(found) * self.block_size
+            draft.reused += len(found) * self.block_size
             chunk = min(length - int(slots.computed[slot]), draft.budget)
             self._grow(slot, chunk, draft)
             draft.chunks.append((slot, chunk))
@@ -197,8 +201,7 @@ class Scheduler:
     def _preempt(self, slot: int, draft: _Draft) -> None:
         """Back to the head of the queue: the latest arrival that runs came before all that wait."""
         request = self.finish(slot)
-        request.preemptions += 1
-        self.preemptions += 1
+        draft.preempted += 1
         self.waiting[request.ident] = request
         self.waiting.move_to_end(request.ident, last=False)
         draft.chunks = [chunk for chunk in draft.chunks if chunk[0] != slot]
@@ -230,7 +233,7 @@ class Scheduler:
             table_indexes=table[1],
             table_blocks=table[2],
         )
-        return Scheduled(step, scheduled[samples], scored_slots, draft.admitted)
+        return Scheduled(step, scheduled[samples], scored_slots, draft.admitted, draft.reused, draft.preempted)
 
     def _scored(
         self, scheduled: np.ndarray, starts: np.ndarray, ends: np.ndarray, scoring: np.ndarray

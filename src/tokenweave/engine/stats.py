@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class StepStats:
     """Times in seconds, as rank 0 saw them; hidden and exposed are parts of communication.
 
-    host: scheduling, metadata, sampling and messages, during which no rank computes.
+    host: scheduling, sampling and bookkeeping, during which no rank computes. requests: that had tokens in the step;
+    waiting: for room. reused: tokens of newly started prompts that were in the cache already. preempted: requests.
     """
 
     tokens: int
@@ -21,4 +22,6 @@ class StepStats:
     hidden: float
     exposed: float
     host: float
+    reused: int
+    preempted: int
     free_blocks: int

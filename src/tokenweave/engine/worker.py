@@ -1,11 +1,11 @@
 """What each rank process of an engine runs."""
 
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from tokenweave.comm.collective import Collective
 from tokenweave.comm.group import Group
 from tokenweave.comm.links import Link, Links
 from tokenweave.engine.blocks import BlockPool
@@ -31,10 +31,12 @@ def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> N
     model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
     channel = LinkChannel(links)
     cache = _open_cache(model, config, channel)
-    with group.open_collective(
-        hidden_size=model.config.hidden_size, max_tokens=config.max_tokens_per_step, dtype=dtype
-    ) as collective:
-        runner = _make_runner(model, collective, cache, config)
+    tokens, lanes = config.max_tokens_per_step, 2 if config.mode == "weave" else 1
+    with (
+        group.open_collective(model.config.hidden_size, tokens, dtype, lanes) as collective,
+        closing(Executor(model, collective, max_tokens=tokens)) as executor,
+    ):
+        runner = RankRunner(executor, collective, _make_tables(cache, config))
         if group.rank == 0:
             core = _make_core(model, _Lead(channel, runner), cache, config)
             links.parent.send(Ready(group.collective, cache.num_blocks))
@@ -66,11 +68,10 @@ def _open_cache(model: Decoder, config: EngineConfig, channel: StepChannel) -> K
     )
 
 
-def _make_runner(model: Decoder, collective: Collective, cache: KVCache, config: EngineConfig) -> RankRunner:
+def _make_tables(cache: KVCache, config: EngineConfig) -> BlockTables:
     assert config.max_model_len is not None
     slots = min(config.max_running_requests, config.max_tokens_per_step)
-    tables = BlockTables(slots=slots, max_context=config.max_model_len, cache=cache)
-    return RankRunner(Executor(model, collective, max_tokens=config.max_tokens_per_step), collective, tables)
+    return BlockTables(slots=slots, max_context=config.max_model_len, cache=cache)
 
 
 def _make_core(model: Decoder, runner: "_Lead", cache: KVCache, config: EngineConfig) -> EngineCore:
