@@ -167,8 +167,8 @@ class TunedTable:
 
 def cache_directory() -> Path:
     """Where tuned tables live: the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tokenweave" / "plans"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tokenweave" / "plans"
 
 
 def find(key: TuneKey, directory: Path) -> tuple[TunedTable | None, str]:
