@@ -36,10 +36,11 @@ def write(
     model: Any,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     tokens: dict[str, Any] | None = None,
+    extra: dict[str, np.ndarray] | None = None,
 ) -> Path:
     """The file of a transformers model; matrices whose rows fit the quantisation's blocks are of type `kind`.
 
-    tokens: arguments of GGUFWriter.add_*, e.g. {"tokenizer_model": "gpt2"}.
+    tokens: arguments of GGUFWriter.add_*, e.g. {"tokenizer_model": "gpt2"}. extra: further tensors.
     """
     config = model.config
     writer = gguf.GGUFWriter(path, config.model_type)
@@ -70,6 +71,8 @@ def write(
             writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(gguf_name(name), values)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -109,6 +109,21 @@ def test_in_parts(part: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(torch.equal(tensors[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_llama3_frequencies(tmp_path: Path) -> None:
+    """The file holds what the frequencies are divided by; the directory says what transformers makes them of."""
+    rope = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                original_max_position_embeddings=8192)  # fmt: skip
+    sizes = dict(hidden_size=128, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=131072)
+    model = build(Tiny("tiny", "LlamaConfig", sizes | dict(rope_parameters=rope)))
+    plain = 1.0 / 500000.0 ** (torch.arange(0, 64, 2) / 64)
+    table = (plain / model.model.rotary_emb.inv_freq).numpy()
+    directory = converted(write(tmp_path / "tiny.gguf", model, extra={"rope_freqs.weight": table}), "float32")
+    found = read_config(directory).rope
+    assert (found.kind, found.theta, found.original_max_position_embeddings) == ("llama3", 500000.0, 8192)
+    assert found.factor == 8.0
+    assert "rope_freqs.weight" not in load_file(directory / "model.safetensors")
+
+
 def test_own_dtype(tmp_path: Path) -> None:
     model = build(Tiny("tiny", "LlamaConfig", dict(intermediate_size=160)))
     for kind, expected in ((F.F32, "float32"), (F.F16, "float16"), (F.BF16, "bfloat16"), (F.Q8_0, "bfloat16")):

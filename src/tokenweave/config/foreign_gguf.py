@@ -100,7 +100,7 @@ def _rope(name: str, own: Mapping[str, Any], factors: Sequence[float] | None) ->
             rope["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
     if factors is None:
         return rope
-    table = {"factor": float(factors[-1]), **_LLAMA3}
+    table = {"factor": float(f"{factors[-1]:.5g}"), **_LLAMA3}
     expected = _llama3_factors(rope["rope_theta"], 2 * len(factors), **table)
     close = (math.isclose(a, b, rel_tol=1e-3) for a, b in zip(factors, expected, strict=True))
     if kind != "none" or not all(close):
