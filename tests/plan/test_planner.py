@@ -50,15 +50,23 @@ def test_auto_is_the_choice_and_is_remembered(monkeypatch):
     assert planner.plan([2048], [2048]) == choose(CALCULATED, StepShape.prefill(2048)).plan
     assert planner.plan([2048], [2048]).mode == "weave"
     monkeypatch.setattr("tokenweave.plan.planner.choose", None)
-    assert planner.plan([2048], [2049]).mode == "weave"  # a step that differs little needs no new choice
+    for tokens in (2040, 2047, 2048):  # steps that differ little need no new choice
+        assert planner.plan([tokens], [2049]).mode == "weave"
     with pytest.raises(TypeError):
         planner.plan([2049], [2049])
+
+
+def test_a_remembered_cut_never_leaves_the_step():
+    """The same planner over steps whose borders lie near the end."""
+    planner = Planner("weave", CALCULATED)
+    for first, last in ((2000, 1), (1990, 1), (1921, 1), (1, 1920), (3, 2), (2, 3), (1, 1)):
+        assert 0 < planner.plan([first, last], [first, last]).cut < first + last
 
 
 def test_memory_of_plans_is_bounded(monkeypatch):
     monkeypatch.setattr("tokenweave.plan.planner.REMEMBERED", 3)
     planner = Planner("auto", CALCULATED)
-    for tokens in range(1, 9):
+    for tokens in (1, 2, 4, 8, 16, 33):
         planner.plan([tokens], [tokens])
     assert len(planner._known) == 3
 

@@ -1,7 +1,7 @@
 """Costs calculated from a model's dimensions and facts about the hardware."""
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import ceil
 
 from tokenweave.config import ModelConfig, Shard, shard
@@ -93,7 +93,11 @@ class AnalyticalCosts:
         """Tiles and waves on the processors that are left. The tile is the one that is fastest on all of them: a
         library does not know that a collective took some.
         """
-        return _waves(matmul, tokens, self.hardware, taken)
+        key = matmul.columns, tokens
+        if key not in self._tiles:
+            self._tiles[key] = self._fastest_tile(*key)
+        tile, tiles = self._tiles[key]
+        return Waves(tile, tiles, ceil(tiles / (self.hardware.processors - taken)))
 
     def parts(self, stage: str, load: Load, taken: int = 0) -> Parts:
         """One stage's seconds, taken apart."""
@@ -161,6 +165,21 @@ class AnalyticalCosts:
             rate = min(rate, budget * hardware.processor_link_bandwidth)
         return hardware.link_latency + passes * tokens * self.config.hidden_size * self.bytes / rate
 
+    @cached_property
+    def _tiles(self) -> dict[tuple[int, int], tuple[Tile, int]]:
+        """Tile and number of tiles by columns and tokens: found once, a planner asks for them at every step."""
+        return {}
+
+    def _fastest_tile(self, columns: int, tokens: int) -> tuple[Tile, int]:
+        def tiles(tile: Tile) -> int:
+            return ceil(tokens / tile.rows) * ceil(columns / tile.columns)
+
+        def work(tile: Tile) -> float:
+            return ceil(tiles(tile) / self.hardware.processors) * tile.rows * tile.columns / tile.share
+
+        best = min(self.hardware.tiles, key=work)
+        return best, tiles(best)
+
     def _matmul(self, matmul: Matmul, tokens: int, taken: int) -> float:
         """Waves of tiles, or the reading of weights and activations where that takes longer."""
         chosen = self.waves(matmul, tokens, taken)
@@ -179,15 +198,3 @@ class AnalyticalCosts:
 
     def _memory_rate(self) -> float:
         return self.hardware.memory_bandwidth * self.hardware.memory_efficiency
-
-
-@lru_cache(maxsize=65536)
-def _waves(matmul: Matmul, tokens: int, hardware: Hardware, taken: int) -> Waves:
-    def tiles(tile: Tile) -> int:
-        return ceil(tokens / tile.rows) * ceil(matmul.columns / tile.columns)
-
-    def area(tile: Tile) -> float:
-        return ceil(tiles(tile) / hardware.processors) * tile.rows * tile.columns / tile.share
-
-    best = min(hardware.tiles, key=area)
-    return Waves(best, tiles(best), ceil(tiles(best) / (hardware.processors - taken)))

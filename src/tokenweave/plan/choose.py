@@ -11,7 +11,7 @@ from tokenweave.plan.step import MODES, StepPlan
 # A step is woven, or reordered, only where that promises to win more than the simulator errs by: 1 to 1.5 % on the
 # mean of published figures it had not seen.
 MARGIN = 0.02
-MOST_BORDERS = 4
+MOST_BORDERS = 2
 
 
 @dataclass(frozen=True)

@@ -66,22 +66,30 @@ class Planner:
     def plan(self, counts: Sequence[int] | np.ndarray, contexts: Sequence[int] | np.ndarray) -> StepPlan:
         """The plan of a step of requests with `counts` new tokens each, whose last attend to `contexts` keys.
 
-        Steps that differ little share a plan, found in microseconds: the same tokens, requests and border nearest to
-        the middle, and attention work within a fifth.
+        A choice takes milliseconds, so steps that differ little share one: those whose tokens fill the same number of
+        tiles (or differ by less than a sixteenth), whose attention work is within a fifth, and whose requests and
+        border nearest to the middle are about the same.
         """
         shape = StepShape(counts, contexts)
         if not shape.tokens or self.mode in ("serial", "reordered", "nocomm"):
             return plan_step(self.mode, shape.tokens)
-        load = shape.load()
-        nearest = min(shape.borders(), key=lambda border: abs(2 * border - shape.tokens), default=0)
-        like = (load.tokens, load.rows, nearest, round(4 * log2(load.pairs)), round(4 * log2(load.keys)))
-        if like in self._known:
-            self._known.move_to_end(like)
-            return self._known[like]
-        self._known[like] = plan = self._decide(shape)
-        if len(self._known) > REMEMBERED:
-            self._known.popitem(last=False)
+        like = self._like(shape)
+        plan = self._known.get(like)
+        if plan is None or (plan.cut >= shape.tokens and plan.mode == "weave"):
+            plan = self._known[like] = self._decide(shape)
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        self._known.move_to_end(like)
         return plan
+
+    def _like(self, shape: StepShape) -> tuple[int, ...]:
+        """What steps that share a plan have in common."""
+        load, grain = shape.load(), self.costs.grain
+        width = max(1, load.tokens // 16)
+        width = min(width, grain) if grain > 1 else width
+        nearest = min(shape.borders(), key=lambda border: abs(2 * border - load.tokens), default=0)
+        work = (round(4 * log2(count)) for count in (load.pairs, load.keys, load.rows))
+        return (width, -(-load.tokens // width), nearest // width, *work)
 
     def _decide(self, shape: StepShape) -> StepPlan:
         corrections = self._table.corrections(shape.tokens) if self._table else None

@@ -65,10 +65,11 @@ def simulate(costs: Costs, shape: StepShape, plan: StepPlan) -> Prediction:
 def schedule(costs: Costs, shape: StepShape, plan: StepPlan, layers: int) -> Iterator[Bar]:
     """The bars of a woven step's first `layers` layers, for pictures."""
     lanes = _TwoLanes(costs, shape.loads(plan.cut), plan.budget)
-    yield from lanes.stage("embed")
-    for _ in range(layers):
-        for stage in LAYER:
-            yield from lanes.stage(stage)
+    for stage in ("embed", *LAYER * layers):
+        for lane, start, end in lanes.stage(stage):
+            reduced = lanes.ready[lane]
+            yield Bar(lane, stage, "compute", start, end)
+            yield Bar(lane, stage, "communication", reduced - lanes.reductions[lane], reduced)
 
 
 def _one_lane(costs: Costs, load: Load, plan: StepPlan) -> Prediction:
@@ -117,23 +118,21 @@ class _TwoLanes:
         self.ready = [0.0, 0.0]
         self.compute = self.communication = self.contention = 0.0
 
-    def stage(self, name: str) -> list[Bar]:
-        """Run one stage of both lanes."""
-        bars = []
+    def stage(self, name: str) -> list[tuple[int, float, float]]:
+        """Run one stage of both lanes; returns (lane, start, end) of its compute."""
+        ran = []
         for lane in (0, 1):
             alone = self.alone[name][lane]
             start = max(self.now, self.ready[lane])
             beside = max(0.0, self.link_free - start)
             lost = min(self.loss[name][lane], beside)
             self.now = start + alone + lost
-            reduction_start = max(self.now, self.link_free)
-            self.link_free = self.ready[lane] = reduction_start + self.reductions[lane]
+            self.link_free = self.ready[lane] = max(self.now, self.link_free) + self.reductions[lane]
             self.compute += alone
             self.contention += lost
             self.communication += self.reductions[lane]
-            bars.append(Bar(lane, name, "compute", start, self.now))
-            bars.append(Bar(lane, name, "communication", reduction_start, self.link_free))
-        return bars
+            ran.append((lane, start, self.now))
+        return ran
 
     def state(self) -> tuple[float, ...]:
         return (self.now, self.link_free, *self.ready, self.compute, self.communication, self.contention)
