@@ -59,14 +59,14 @@ class Checkpoint:
     def _open(self, path: Path) -> None:
         try:
             handle = safe_open(str(path), framework="pt")
-            for name in handle.offset_keys():  # in file order: reading stays sequential
+            for name in sorted(handle.keys()):  # safetensors writes them in this order: reading stays sequential
                 self._tensors[name] = (path, handle.get_slice(name))
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is truncated or not a safetensors file ({error}); fetch it again") from None
 
     @property
     def names(self) -> list[str]:
-        """Every tensor's name, in the order of the files."""
+        """Every tensor's name, file by file."""
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
