@@ -11,25 +11,25 @@ class Rung:
     obstacle: str | None
 
 
-def ladder(device: str = "cpu", *, one_host: bool = True) -> list[Rung]:
-    """The rungs from the highest down, for ranks on `device`; one_host: whether one caller on this host starts them all."""
-    shared = None
+def ladder(device: str = "cpu", *, one_caller: bool = True) -> list[Rung]:
+    """The rungs from the highest down. one_caller: one process on this host starts all ranks, as `launch` does."""
+    obstacle = None
     if device != "cpu":
-        shared = f"its ranks are on the CPU, not on {device}"
-    elif not one_host:
-        shared = "its ranks must be started on one host by one caller, which hands the memory down to them"
-    return [Rung("shared_memory", shared), Rung("distributed", None)]
+        obstacle = f"it is for ranks on the CPU, not on {device}"
+    elif not one_caller:
+        obstacle = "its ranks must be started on one host by one process, which hands the memory down to them"
+    return [Rung("shared_memory", obstacle), Rung("distributed", None)]
 
 
-def choose(collective: str = "auto", device: str = "cpu", *, one_host: bool = True) -> str:
+def choose(collective: str = "auto", device: str = "cpu", *, one_caller: bool = True) -> str:
     """The name of the rung that `collective` means here: itself, or the highest usable one for "auto".
 
-    Raises ValueError for an unknown device or collective, or one that cannot be used here. Depends on its arguments
-    only, so all ranks come to the same answer.
+    It depends on the arguments only, so that all ranks come to the same answer. Raises ValueError for an unknown device
+    or collective, or one that cannot be used here.
     """
     if device != "cpu":
         raise ValueError(f"device must be 'cpu', got {device!r}")
-    rungs = {rung.name: rung for rung in ladder(device, one_host=one_host)}
+    rungs = {rung.name: rung for rung in ladder(device, one_caller=one_caller)}
     if collective == "auto":
         return next(rung.name for rung in rungs.values() if rung.obstacle is None)
     if collective not in rungs:

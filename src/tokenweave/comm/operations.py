@@ -1,7 +1,8 @@
 """What a rank is doing, as three integers that ranks compare and as words in an error.
 
-(code, rows, columns); code = Operation | dtype_code << 8 | detail << 16, the detail being the root of a broadcast or the
-lanes of a collective."""
+(code, rows, columns); code = Operation | dtype_code << 8 | detail << 16. The detail is the root of a broadcast or the
+number of lanes of a collective.
+"""
 
 from collections.abc import Sequence
 from enum import IntEnum

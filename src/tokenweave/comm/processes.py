@@ -125,7 +125,7 @@ class RankProcesses:
         return self._ranks[rank].message()
 
     def poll(self, rank: int = 0, timeout: float | None = 0.0) -> bool:
-        """Whether an object from `rank` is there, waiting up to `timeout` seconds (None: for ever). Raises as `receive`."""
+        """Whether an object from `rank` is there; waits up to `timeout` seconds, None for ever. Raises as `receive`."""
         self._check_usable()
         awaited = self._ranks[rank]
         deadline = _deadline(timeout)
@@ -148,7 +148,7 @@ class RankProcesses:
         self._raise_any_failure()
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """Every function's return value, in rank order, once all have returned. TimeoutError after `timeout` seconds."""
+        """Every function's value, in rank order, once all have returned. TimeoutError after `timeout` seconds."""
         deadline = _deadline(timeout)
         while True:
             self.check()

@@ -45,12 +45,16 @@ class CollectiveShape:
         own = partition(tokens, size, rank)
         return own.stop - own.start
 
+    def check_lane(self, lane: int) -> None:
+        if not 0 <= lane < self.lanes:
+            raise ValueError(f"lane must be in [0, {self.lanes}), got {lane}")
+
     def check_tokens(self, tokens: int) -> None:
         if not 0 <= tokens <= self.max_tokens:
             raise ValueError(f"tokens must be in [0, {self.max_tokens}] (the collective's max_tokens), got {tokens}")
 
     def check_rows(self, name: str, tensor: torch.Tensor, count: int | None = None) -> None:
-        """`tensor` is [count, hidden_size] (any count up to max_tokens if None), of the dtype, contiguous, on the CPU."""
+        """`tensor` is [count, hidden_size], or up to max_tokens rows; of the dtype, contiguous, on the CPU."""
         if tensor.dim() != 2 or tensor.shape[1] != self.hidden_size:
             raise ValueError(f"{name} must be [tokens, {self.hidden_size}], got {list(tensor.shape)}")
         if count is None:

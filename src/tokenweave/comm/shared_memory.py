@@ -100,7 +100,7 @@ class SharedMemoryCollective:
             self.shape.check_weight(weight)
         address = partial.data_ptr()
         if address != own.buffer_address:
-            self.copies += tokens > 0
+            self._count_copy(own, address, tokens)
         if not self._exchange(
             own.address, self._fused, address, residual.data_ptr(), weight.data_ptr(), wide, tokens, eps
         ):
@@ -182,14 +182,21 @@ class SharedMemoryCollective:
         except IndexError:
             if not self._lanes:
                 raise RuntimeError("the collective is closed") from None
-            raise ValueError(f"lane must be in [0, {self.shape.lanes}), got {lane}") from None
+            self.shape.check_lane(lane)
+            raise
 
     def _offered(self, own: Lane, partial: torch.Tensor) -> int:
         """Address of the partial, checked; one outside the lane's buffer is counted, and copied there by the kernel."""
         self.shape.check_rows("partial", partial)
         address = partial.data_ptr()
-        self.copies += address != own.buffer_address and partial.shape[0] > 0
+        if address != own.buffer_address:
+            self._count_copy(own, address, partial.shape[0])
         return address
+
+    def _count_copy(self, own: Lane, address: int, tokens: int) -> None:
+        if 0 < address - own.buffer_address < own.buffer.nbytes:
+            raise ValueError("partial must be the lane's buffer from its first row on, or memory outside it")
+        self.copies += tokens > 0
 
     def _run(self, own: Lane, operation: Operation, partial: int, rows: int, tokens: int) -> torch.Tensor:
         if not self._exchange(own.address, operation | self._element, partial, rows, 0, False, tokens, 0.0):

@@ -15,10 +15,12 @@ import cloudpickle
 import torch
 
 from tokenweave.comm.control import Control
+from tokenweave.comm.distributed import Distributed
 from tokenweave.comm.group import Group, Opener
 from tokenweave.comm.links import Link, Links
 from tokenweave.comm.shared_memory import SharedMemory
 from tokenweave.comm.watch import watch
+from tokenweave.comm.world import World
 
 
 def main() -> None:
@@ -52,7 +54,7 @@ def _group(settings: dict[str, Any], control: Control) -> Group:
     if settings["collective"] == "shared_memory":
         opener = SharedMemory(control, rank, size)
     else:
-        raise NotImplementedError
+        opener = Distributed(World.of_one_host(settings["store"], rank, size))
     names = ("device", "collective", "timeout")
     return Group(rank, size, opener=opener, **{name: settings[name] for name in names})
 

@@ -44,7 +44,7 @@ def source(lane, like, rank):  # type: ignore[no-untyped-def]
 
 @njit
 def target(lane, like, rank):  # type: ignore[no-untyped-def]
-    """The buffer of `rank`."""
+    """The buffer of `rank`. The distributed collective has one target only, its own."""
     return elements_at(like, lane_word(lane, LaneWord.TARGETS + rank))
 
 
@@ -146,7 +146,10 @@ def scale(residual, at, factor, weight, i):  # type: ignore[no-untyped-def]
 
 @njit
 def scale_row(lane, row, residual, own, weight, inverse, past_cache):  # type: ignore[no-untyped-def]
-    """row of every rank's buffer = weight * (residual[own] * inverse, rounded). past_cache: in this rank's, so stored."""
+    """row of every rank's buffer = weight * (residual[own] * inverse, rounded).
+
+    past_cache: this rank's buffer is stored to past the cache.
+    """
     hidden, this_rank = lane_word(lane, LaneWord.HIDDEN), lane_word(lane, LaneWord.RANK)
     start, base, factor = row * hidden, own * hidden, splat(inverse)
     i = 0
@@ -157,7 +160,7 @@ def scale_row(lane, row, residual, own, weight, inverse, past_cache):  # type: i
             scale(residual, base + i + 2 * LANES, factor, weight, i + 2 * LANES),
             scale(residual, base + i + 3 * LANES, factor, weight, i + 3 * LANES),
         )
-        for rank in range(lane_word(lane, LaneWord.SIZE)):
+        for rank in range(lane_word(lane, LaneWord.TARGET_COUNT)):
             if past_cache and rank == this_rank:
                 store_block_past_cache(target(lane, residual, rank), start + i, block)
             else:
@@ -167,7 +170,7 @@ def scale_row(lane, row, residual, own, weight, inverse, past_cache):  # type: i
         count = min(LANES, hidden - i)
         scaled = rounded(residual, multiply(load_part(residual, base + i, count), factor))
         x = multiply(load_part(weight, i, count), scaled)
-        for rank in range(lane_word(lane, LaneWord.SIZE)):
+        for rank in range(lane_word(lane, LaneWord.TARGET_COUNT)):
             store_part(target(lane, residual, rank), start + i, x, count)
         i += LANES
 
@@ -177,7 +180,7 @@ def sum_row(lane, row, rows, own, everywhere):  # type: ignore[no-untyped-def]
     """Sum over the ranks of their row, into every rank's buffer or into rows[own]."""
     hidden = lane_word(lane, LaneWord.HIDDEN)
     start, base = row * hidden, own * hidden
-    size = lane_word(lane, LaneWord.SIZE) if everywhere else 1
+    size = lane_word(lane, LaneWord.TARGET_COUNT) if everywhere else 1
     i = 0
     while i + BLOCK <= hidden:
         block = sum_block(lane, rows, start + i)
@@ -222,6 +225,30 @@ def offer(lane, partial, tokens, first, last):  # type: ignore[no-untyped-def]
     return True
 
 
+@njit
+def own_rows(lane, operation, rows, weight, wide, eps, first, last, copied):  # type: ignore[no-untyped-def]
+    """This rank's part of an operation, rows [first, last) of the lane; see `exchange`."""
+    hidden, row_bytes = lane_word(lane, LaneWord.HIDDEN), lane_word(lane, LaneWord.ROW_BYTES)
+    large = (last - first) * row_bytes >= LARGE_BYTES
+    ahead = PAGE_BYTES * hidden // row_bytes if large else 0
+    past_cache = copied and large and row_bytes % 64 == 0
+    for row in range(first, last):
+        if operation == FUSED:
+            squares = add_row(lane, row, rows, row - first, ahead)
+            inverse = np.float32(1) / np.sqrt(squares / np.float32(hidden) + np.float32(eps))
+            if wide:
+                scale_row(lane, row, rows, row - first, float32_at(weight), inverse, past_cache)
+            else:
+                scale_row(lane, row, rows, row - first, elements_at(rows, weight), inverse, past_cache)
+        elif operation == ALL_GATHER:
+            for rank in range(lane_word(lane, LaneWord.TARGET_COUNT)):
+                copy(target(lane, rows, rank), row * hidden, rows, (row - first) * hidden, hidden)
+        else:
+            sum_row(lane, row, rows, row - first, operation == ALL_REDUCE)
+    if past_cache:
+        fence()
+
+
 @njit(nogil=True, cache=True)
 def exchange(lane, code, partial, rows, weight, wide, tokens, eps):  # type: ignore[no-untyped-def]
     """The operation of `code` on `tokens` rows; False if the group has ended. With [a, b) this rank's rows:
@@ -235,32 +262,22 @@ def exchange(lane, code, partial, rows, weight, wide, tokens, eps):  # type: ign
     rank reads its buffer any more; after the second all results are written and all partials read.
     """
     size, rank = lane_word(lane, LaneWord.SIZE), lane_word(lane, LaneWord.RANK)
-    hidden, row_bytes = lane_word(lane, LaneWord.HIDDEN), lane_word(lane, LaneWord.ROW_BYTES)
     operation = code & 0xFF
     first, last = rank * tokens // size, (rank + 1) * tokens // size
-    large = (last - first) * row_bytes >= LARGE_BYTES
     copied = operation != ALL_GATHER and offer(lane, partial, tokens, first, last)
-    declare(lane, code, tokens, hidden)
+    declare(lane, code, tokens, lane_word(lane, LaneWord.HIDDEN))
     if not barrier(lane):
         return False
-    ahead = PAGE_BYTES * hidden // row_bytes if large else 0
-    past_cache = copied and large and row_bytes % 64 == 0
-    for row in range(first, last):
-        if operation == FUSED:
-            squares = add_row(lane, row, rows, row - first, ahead)
-            inverse = np.float32(1) / np.sqrt(squares / np.float32(hidden) + np.float32(eps))
-            if wide:
-                scale_row(lane, row, rows, row - first, float32_at(weight), inverse, past_cache)
-            else:
-                scale_row(lane, row, rows, row - first, elements_at(rows, weight), inverse, past_cache)
-        elif operation == ALL_GATHER:
-            for peer in range(size):
-                copy(target(lane, rows, peer), row * hidden, rows, (row - first) * hidden, hidden)
-        else:
-            sum_row(lane, row, rows, row - first, operation == ALL_REDUCE)
-    if past_cache:
-        fence()
+    own_rows(lane, operation, rows, weight, wide, eps, first, last, copied)
     return barrier(lane)
+
+
+@njit(nogil=True, cache=True)
+def combine(lane, operation, rows, weight, wide, tokens, eps):  # type: ignore[no-untyped-def]
+    """`exchange` between its barriers, for ranks that have been sent their rows of all partials."""
+    size, rank = lane_word(lane, LaneWord.SIZE), lane_word(lane, LaneWord.RANK)
+    first, last = rank * tokens // size, (rank + 1) * tokens // size
+    own_rows(lane, operation, rows, weight, wide, eps, first, last, False)
 
 
 @njit(nogil=True, cache=True)

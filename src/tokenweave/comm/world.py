@@ -1,0 +1,83 @@
+"""A rank's membership in torch.distributed: joining, a process group per lane, and who says why it has ended."""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+
+_FAILURE = "tokenweave/failure"
+_OPENING_SECONDS = 120.0  # what opening may take beyond the deadline, as ranks may be compiling the kernels
+_ECHO_SECONDS = 0.5  # how long to look for another rank's account of a failure
+
+
+class World:
+    """Joined when the first collective is opened; alone (size 1) there is nothing to join."""
+
+    def __init__(self, rank: int, size: int, join: Callable[[timedelta], None]) -> None:
+        self.rank, self.size = rank, size
+        self._join = join
+        self._joined_here = False
+        self._meeting: dist.ProcessGroup | None = None
+        self.ended: str | None = None  # why, once an operation has failed
+
+    @staticmethod
+    def of_one_host(store_fd: int, rank: int, size: int) -> "World":
+        """Of ranks started by one caller: they meet through the memory file it handed down, and talk over loopback."""
+
+        def join(timeout: timedelta) -> None:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            store = dist.FileStore(f"/proc/self/fd/{store_fd}", size)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+
+        return World(rank, size, join)
+
+    @staticmethod
+    def of_environment() -> "World":
+        """Of ranks started by torchrun or the like: the world that exists, or that RANK, WORLD_SIZE, MASTER_ADDR and
+        MASTER_PORT describe. Raises ValueError if they are not set."""
+        if dist.is_initialized():
+            return World(dist.get_rank(), dist.get_world_size(), lambda timeout: None)
+        missing = [n for n in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+        if missing:
+            raise ValueError(f"no torch.distributed world to join: {', '.join(missing)} not set; start with torchrun")
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        return World(rank, size, lambda timeout: dist.init_process_group("gloo", timeout=timeout))
+
+    def open_lanes(self, lanes: int, timeout: float) -> list[dist.ProcessGroup]:
+        """A process group for each lane, whose waits end after `timeout` seconds: no two lanes share one."""
+        if self.size == 1:
+            return []
+        patience = timedelta(seconds=timeout + _OPENING_SECONDS)
+        if not dist.is_initialized():
+            self._join(patience)
+            self._joined_here = True
+        if self._meeting is None:
+            self._meeting = dist.new_group(backend="gloo", timeout=patience)
+        dist.monitored_barrier(self._meeting, timeout=patience)
+        return [dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) for _ in range(lanes)]
+
+    def end(self, account: str, *, wait: bool) -> str:
+        """Put down why the group has ended, unless another rank has; returns the first account, which all ranks raise.
+
+        wait: this rank has seen only that a peer is gone, which another rank may be about to explain."""
+        self.ended = self._first_account(account, wait)
+        return self.ended
+
+    def _first_account(self, account: str, wait: bool) -> str:
+        try:
+            store = dist.PrefixStore("", dist.distributed_c10d._get_default_store())
+            if wait:
+                store.set_timeout(timedelta(seconds=_ECHO_SECONDS))
+                try:
+                    store.wait([_FAILURE])
+                except RuntimeError:
+                    pass  # nobody knows better
+            return store.compare_set(_FAILURE, "", account).decode()
+        except RuntimeError:
+            return account  # the store has gone with its host
+
+    def close(self) -> None:
+        if self._joined_here and dist.is_initialized():
+            dist.destroy_process_group()
+        self._joined_here, self._meeting = False, None
