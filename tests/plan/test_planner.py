@@ -47,13 +47,13 @@ def test_every_step_gets_a_plan_that_fits_it(requests, mode):
 
 def test_auto_is_the_choice_and_is_remembered(monkeypatch):
     planner = Planner("auto", CALCULATED)
-    assert planner.plan([2048], [2048]) == choose(CALCULATED, StepShape.prefill(2048)).plan
-    assert planner.plan([2048], [2048]).mode == "weave"
+    assert planner.plan([2176], [2176]) == choose(CALCULATED, StepShape.prefill(2176)).plan
+    assert planner.plan([2176], [2176]).mode == "weave"
     monkeypatch.setattr("tokenweave.plan.planner.choose", None)
-    for tokens in (2040, 2047, 2048):  # steps that differ little need no new choice
-        assert planner.plan([tokens], [2049]).mode == "weave"
+    for tokens in (2100, 2140, 2176):  # steps that differ little need no new choice
+        assert planner.plan([tokens], [2177]).mode == "weave"
     with pytest.raises(TypeError):
-        planner.plan([2049], [2049])
+        planner.plan([2177], [2177])
 
 
 def test_a_remembered_cut_never_leaves_the_step():

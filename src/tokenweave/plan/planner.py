@@ -85,7 +85,7 @@ class Planner:
     def _like(self, shape: StepShape) -> tuple[int, ...]:
         """What steps that share a plan have in common."""
         load, grain = shape.load(), self.costs.grain
-        width = max(1, load.tokens // 16)
+        width = 1 << max(0, load.tokens.bit_length() - 5)  # a sixteenth to a thirty-second of the tokens
         width = min(width, grain) if grain > 1 else width
         nearest = min(shape.borders(), key=lambda border: abs(2 * border - load.tokens), default=0)
         work = (round(4 * log2(count)) for count in (load.pairs, load.keys, load.rows))
