@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from tokenweave.models.safetensors_writer import write_safetensors
 
-TENSORS = {"a": torch.randn(3, 13), "empty": torch.zeros(0, 7), "b.weight": torch.randn(577), "é": torch.randn(1, 1, 33)}
+TENSORS = {"a": torch.randn(3, 13), "empty": torch.zeros(0, 7), "b.weight": torch.randn(577), "é": torch.randn(1, 33)}
 SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
 
 
