@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from tiny import Tiny, build
 
@@ -30,6 +31,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     model = build(LONG)
     path = tmp_path_factory.mktemp("models") / "long"
     model.save_pretrained(path)
+    words = tokenizers.models.WordLevel({f"w{i}": i for i in range(509)}, unk_token="w0")
+    tokenizers.Tokenizer(words).save(str(path / "tokenizer.json"))
     return Made(path, model)
 
 

@@ -61,6 +61,16 @@ def test_pieces_of_a_stream_are_the_text(llm: LLM) -> None:
     assert llm.last_completion is not None and llm.last_completion.text == "".join(pieces)
 
 
+def test_a_model_without_a_tokenizer_has_no_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm.tokenizer, "available", False)
+    (completion,) = llm.generate([4, 5], greedy(3))
+    assert completion.text == "" and completion.token_ids == answer_alone([4, 5], 3)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        llm.stream([4, 5], greedy(3))
+    with pytest.raises(ValueError, match="stop_token_ids"):
+        llm.generate([4, 5], greedy(3, stop="x"))
+
+
 def test_closing_a_stream_cancels_the_request(llm: LLM) -> None:
     stream = llm.stream([4, 5], greedy(60))
     assert next(stream) == letters(answer_alone([4, 5], 1))

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -14,6 +15,7 @@ from tokenweave.engine.request import Request
 from tokenweave.engine.stats import StepStats
 
 STATS_KEPT = 4096  # steps
+FAILURE_SECONDS = 5.0  # in which the ranks' end is known and done; it takes about one
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,17 @@ class EngineClient:
         self._ranks = ranks
         self._idents = itertools.count()
         self._inboxes: dict[int, Inbox] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what follows
+        self._sending = threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
         self.stats: deque[StepStats] = deque(maxlen=STATS_KEPT)
         self._reader = threading.Thread(target=self._read, name="tokenweave-reader", daemon=True)
         self._reader.start()
+
+    @property
+    def pids(self) -> list[int]:
+        return self._ranks.pids
 
     def new_ident(self) -> int:
         return next(self._idents)
@@ -57,13 +64,15 @@ class EngineClient:
             with self._lock:
                 self._check()
                 self._inboxes[request.ident] = inbox
-                self._send(request)
+            self._send(request)
 
     def cancel(self, idents: Sequence[int]) -> None:
         """Forget requests. Those that have finished, or all after a failure, are no error."""
         for ident in idents:
             with self._lock:
-                if self._inboxes.pop(ident, None) is not None and self._failure is None and not self._closed:
+                known = self._inboxes.pop(ident, None) is not None
+            if known and not self._closed:
+                with suppress(Exception):  # what has happened to the ranks is told to those who wait for tokens
                     self._send(ident)
 
     def check(self) -> None:
@@ -77,11 +86,10 @@ class EngineClient:
             if self._closed:
                 return
             self._closed = True
-            if self._failure is None:
-                try:
-                    self._ranks.send(0, None)
-                except Exception:  # rank 0 has gone already
-                    pass
+            failed = self._failure is not None
+        if not failed:
+            with self._sending, suppress(Exception):  # rank 0 may have gone already
+                self._ranks.send(0, None)
         self._reader.join(timeout=1.0)  # a rank in a long step does not hear of it in time: it is killed
         self._ranks.close(grace=1.0)
 
@@ -93,10 +101,17 @@ class EngineClient:
 
     def _send(self, message: Request | int) -> None:
         try:
-            self._ranks.send(0, message)
+            # not under _lock: a full pipe drains only if rank 0 can send events, and the reader needs _lock for them
+            with self._sending:
+                self._ranks.send(0, message)
         except KeyboardInterrupt:  # perhaps in the middle of the message: the pipe cannot be used any more
-            self._failure = RuntimeError("interrupted while sending a request; the engine is closed")
+            with self._lock:
+                self._failure = RuntimeError("interrupted while sending a request; the engine is closed")
             self._ranks.close(grace=0.0)
+            raise
+        except Exception:
+            self._reader.join(timeout=FAILURE_SECONDS)  # it learns what has happened to the ranks
+            self.check()
             raise
 
     def _read(self) -> None:

@@ -83,6 +83,11 @@ class LLM:
         return self._ready.collective
 
     @property
+    def pids(self) -> list[int]:
+        """The rank processes, in rank order."""
+        return self._client.pids
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the cache."""
         return self._ready.num_blocks
@@ -177,6 +182,8 @@ class LLM:
         return Answer(self._client.new_ident(), prompt, params, self.tokenizer)
 
     def _stream(self, prompt: list[int], params: SamplingParams | None) -> Iterator[str]:
+        if not self.tokenizer.available:
+            raise ValueError("a stream is text, and the model has no tokenizer; use generate")
         answer = self._answer(prompt, params or SamplingParams())
         answer.follow_text()
 
