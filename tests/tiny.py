@@ -30,18 +30,26 @@ BASE: dict[str, Any] = dict(
     tie_word_embeddings=False,
 )
 
+_LLAMA3_ROPE = dict(
+    rope_type="llama3",
+    rope_theta=10000.0,
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=64,
+)
+_TIED = dict(tie_word_embeddings=True)
+
 FAMILIES = [
     Tiny("llama", "LlamaConfig"),
-    Tiny("llama-tied-odd", "LlamaConfig", dict(num_attention_heads=9, num_key_value_heads=3, hidden_size=72, tie_word_embeddings=True)),
+    Tiny("llama-odd", "LlamaConfig", _TIED | dict(num_attention_heads=9, num_key_value_heads=3, hidden_size=72)),
     Tiny("llama-bias", "LlamaConfig", dict(attention_bias=True, mlp_bias=True, num_key_value_heads=1)),
-    Tiny("llama3-rope", "LlamaConfig", dict(rope_parameters=dict(
-        rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_position_embeddings=64))),
+    Tiny("llama3-rope", "LlamaConfig", dict(rope_parameters=_LLAMA3_ROPE)),
     Tiny("qwen2", "Qwen2Config"),
-    Tiny("qwen2-tied", "Qwen2Config", dict(tie_word_embeddings=True, num_attention_heads=8, num_key_value_heads=4)),
+    Tiny("qwen2-tied", "Qwen2Config", _TIED | dict(num_attention_heads=8, num_key_value_heads=4)),
     Tiny("qwen3", "Qwen3Config", dict(head_dim=24)),
-    Tiny("qwen3-tied", "Qwen3Config", dict(tie_word_embeddings=True, head_dim=16, num_attention_heads=6, num_key_value_heads=3)),
-]  # fmt: skip
+    Tiny("qwen3-tied", "Qwen3Config", _TIED | dict(head_dim=16, num_attention_heads=6, num_key_value_heads=3)),
+]
 
 
 def build(tiny: Tiny, dtype: torch.dtype = torch.float32) -> Any:

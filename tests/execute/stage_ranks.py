@@ -39,9 +39,9 @@ def norm(seed: int) -> RMSNorm:
 
 
 def inputs(batch: Batch) -> torch.Tensor:
-    return torch.stack([torch.sin(torch.arange(HIDDEN) * 0.3 + float(t)) for t in batch.token_ids] or [torch.zeros(HIDDEN)])[
-        : batch.num_tokens
-    ]
+    return torch.stack(
+        [torch.sin(torch.arange(HIDDEN) * 0.3 + float(t)) for t in batch.token_ids] or [torch.zeros(HIDDEN)]
+    )[: batch.num_tokens]
 
 
 def model_of(stages: list[Stage], rank: int, size: int) -> SimpleNamespace:
@@ -111,7 +111,9 @@ def run_layers(group: Group, config: ModelConfig, prompt: list[int], mode: str) 
     for piece in model.pieces():
         seed = sum(ord(c) * (i + 1) for i, c in enumerate(piece.name))
         whole = torch.randn(piece.shape, generator=torch.Generator().manual_seed(seed)) * 0.2
-        piece.target.copy_(whole if piece.part is None else whole.transpose(0, piece.dim)[piece.part].transpose(0, piece.dim))
+        piece.target.copy_(
+            whole if piece.part is None else whole.transpose(0, piece.dim)[piece.part].transpose(0, piece.dim)
+        )
     seen: list[torch.Tensor] = []
 
     def recorded(stage: Stage) -> Stage:
@@ -123,7 +125,9 @@ def run_layers(group: Group, config: ModelConfig, prompt: list[int], mode: str) 
         return Stage(stage.name, compute, stage.norm)
 
     model.stages = [recorded(stage) for stage in model.stages]
-    with group.open_collective(hidden_size=config.hidden_size, max_tokens=MAX_TOKENS, dtype=torch.float32) as collective:
+    with group.open_collective(
+        hidden_size=config.hidden_size, max_tokens=MAX_TOKENS, dtype=torch.float32
+    ) as collective:
         executor = Executor(model, collective, max_tokens=MAX_TOKENS)
         seen.append(executor.forward(Batch.prompts([prompt]), StepPlan(mode)).clone())
         return {"seen": seen, "copies": collective.copies}

@@ -106,7 +106,9 @@ def test_every_stage_sees_the_same_rows_at_every_rank_count(mode: str) -> None:
             assert found["copies"] == 0, "a dense model writes its partials where peers read them"
             assert len(found["seen"]) == len(whole) == 7
             for index, (rows, expected) in enumerate(zip(found["seen"], whole, strict=True)):
-                torch.testing.assert_close(rows, expected, atol=1e-4, rtol=1e-4, msg=lambda m, i=index: f"stage {i}: {m}")
+                torch.testing.assert_close(
+                    rows, expected, atol=1e-4, rtol=1e-4, msg=lambda m, i=index: f"stage {i}: {m}"
+                )
 
 
 def test_refuses_what_it_cannot_run() -> None:

@@ -21,7 +21,9 @@ from tokenweave.engine.llm import LLM
 from tokenweave.engine.params import SamplingParams
 from tokenweave.models.resolve import resolve
 
-Measure = Callable[[list[int], int], tuple[float, float]]  # (prompt, new tokens) -> seconds to first token, per later one
+Measure = Callable[
+    [list[int], int], tuple[float, float]
+]  # (prompt, new tokens) -> seconds to first token, per later one
 
 
 @dataclass

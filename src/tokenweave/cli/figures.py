@@ -27,6 +27,8 @@ class StreamFigures:
         where = f"{ranks} · {llm.mode_in_use} · {llm.collective_in_use} · {llm.dtype_in_use}"
         if not self.first:
             return f"[no text in {self.last - self.began:.2f} s · {where}]"
-        rate = f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s" if tokens > 1 and self.last > self.first else ""
+        rate = (
+            f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s" if tokens > 1 and self.last > self.first else ""
+        )
         parts = [f"{tokens} tokens", f"first after {1000 * (self.first - self.began):.0f} ms", rate, where]
         return f"[{' · '.join(part for part in parts if part)}]"

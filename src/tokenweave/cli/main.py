@@ -13,6 +13,7 @@ COMMANDS = {
     "plan": ("tokenweave.cli.plan", "predict latency and memory per rank; needs no hardware"),
     "doctor": ("tokenweave.cli.doctor", "which collective this machine gets, and why not a better one"),
     "bench comm": ("tokenweave.bench.comm", "the collectives: serial, reordered and fused side by side"),
+    "bench throughput": ("tokenweave.bench.throughput", "tokens per second of many requests, modes side by side"),
     "bench latency": ("tokenweave.bench.latency", "decode and prefill, beside transformers"),
 }
 

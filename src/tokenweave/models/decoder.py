@@ -44,12 +44,15 @@ class Decoder(nn.Module):
         self.lm_head = VocabParallelHead(self.embed_tokens, tied=config.tie_word_embeddings)
         self.stages = self._flatten()
 
+    @property
+    def blocks(self) -> list[Block]:
+        return list(self.layers)  # type: ignore[arg-type]
+
     def _flatten(self) -> list[Stage]:
         """embed | layers.0.attention | layers.0.mlp | ...; a stage's norm is the one in front of what follows it."""
-        blocks: list[Block] = list(self.layers)  # type: ignore[arg-type]
-        fronts = [block.input_layernorm for block in blocks] + [self.norm]
+        fronts = [block.input_layernorm for block in self.blocks] + [self.norm]
         stages = [Stage("embed", self.embed_tokens, fronts[0])]
-        for index, block in enumerate(blocks):
+        for index, block in enumerate(self.blocks):
             stages.append(Stage(f"layers.{index}.attention", block.self_attn, block.post_attention_layernorm))
             stages.append(Stage(f"layers.{index}.mlp", block.mlp, fronts[index + 1]))
         return stages
@@ -61,7 +64,7 @@ class Decoder(nn.Module):
     def pieces(self) -> Pieces:
         """Every part of every checkpoint tensor that this rank holds."""
         yield from self.embed_tokens.pieces("model.embed_tokens")
-        for index, block in enumerate(self.layers):
+        for index, block in enumerate(self.blocks):
             prefix = f"model.layers.{index}"
             yield from block.input_layernorm.pieces(f"{prefix}.input_layernorm")
             yield from block.self_attn.pieces(f"{prefix}.self_attn")
