@@ -1,6 +1,8 @@
 """The import rule of the architecture: each package may import only what stands in its row."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,9 @@ def test_the_rule_sees_local_and_type_checking_imports(tmp_path: Path, monkeypat
         "def f():\n    from tokenweave.cli import main\n    from ..models import decoder\n"
     )
     assert own_packages(imported_modules(path)) == {"engine", "cli", "models"}
+
+
+def test_the_callers_process_starts_without_torch() -> None:
+    """It only starts ranks and handles text; torch would cost it a second."""
+    program = "import sys, tokenweave.cli.generate; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

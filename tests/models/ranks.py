@@ -10,8 +10,8 @@ from tokenweave.comm import Group
 from tokenweave.execute import Executor
 from tokenweave.layers.batch import Batch
 from tokenweave.layers.cache import KVCache
-from tokenweave.models import load_model
 from tokenweave.models.decoder import Decoder
+from tokenweave.models.loading import load_model
 from tokenweave.plan import StepPlan
 
 MAX_TOKENS = 128

@@ -66,9 +66,7 @@ def run(args: argparse.Namespace) -> int:
                 rows += _measure(runs, name, pairs, args, bar)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     how = "all at once" if args.rate is None else f"{args.rate} a second"
-    print(
-        f"{args.requests} requests, {how}, at most {args.chunk} tokens a step; medians of {args.rounds} interleaved rounds"
-    )
+    print(f"{args.requests} requests, {how}, at most {args.chunk} tokens a step; {args.rounds} interleaved rounds")
     if args.json:
         output.write_json(args.json, rows)
     if args.plot:

@@ -1,8 +1,11 @@
 """What every collective offers, and how it fails."""
 
-from typing import Protocol
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # the caller's process needs the error alone, and starts a second faster without torch
+    import torch
 
 
 class CommunicationError(RuntimeError):
@@ -69,6 +72,6 @@ class Collective(Protocol):
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> "Collective": ...
+    def __enter__(self) -> Collective: ...
 
     def __exit__(self, *exc: object) -> None: ...

@@ -21,7 +21,8 @@ from tokenweave.engine.step import Step
 from tokenweave.engine.tables import BlockTables
 from tokenweave.execute import Executor
 from tokenweave.layers.cache import KVCache
-from tokenweave.models import Decoder, load_model
+from tokenweave.models.decoder import Decoder
+from tokenweave.models.loading import load_model
 from tokenweave.plan import plan_step
 
 
