@@ -1,6 +1,7 @@
 """A rank's membership in torch.distributed: joining, a process group per lane, and who says why it has ended."""
 
 import os
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -66,13 +67,10 @@ class World:
 
     def _first_account(self, account: str, wait: bool) -> str:
         try:
-            store = dist.PrefixStore("", dist.distributed_c10d._get_default_store())
-            if wait:
-                store.set_timeout(timedelta(seconds=_ECHO_SECONDS))
-                try:
-                    store.wait([_FAILURE])
-                except RuntimeError:
-                    pass  # nobody knows better
+            store = dist.distributed_c10d._get_default_store()
+            deadline = time.monotonic() + (_ECHO_SECONDS if wait else 0.0)
+            while not store.check([_FAILURE]) and time.monotonic() < deadline:
+                time.sleep(0.02)
             return store.compare_set(_FAILURE, "", account).decode()
         except RuntimeError:
             return account  # the store has gone with its host
