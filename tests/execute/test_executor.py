@@ -92,7 +92,8 @@ def test_a_partial_from_outside_is_copied_in_and_counted(collective: str) -> Non
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM", vocab_size=97, hidden_size=48, intermediate_size=70, num_hidden_layers=3,
-    num_attention_heads=6, num_key_value_heads=3, head_dim=8, max_position_embeddings=128, qkv_bias=True, output_bias=True,
+    num_attention_heads=6, num_key_value_heads=3, head_dim=8, max_position_embeddings=128,
+    qkv_bias=True, output_bias=True,
 )  # fmt: skip
 
 
