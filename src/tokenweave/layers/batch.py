@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from tokenweave.layers.cache import KVCache
@@ -53,6 +54,17 @@ class Batch:
     def max_context_length(self) -> int:
         return max(self.context_lengths_host, default=0)
 
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """positions, query_offsets, context_lengths, slot_mapping and block_tables as the CPU kernels take them."""
+        assert self.slot_mapping is not None and self.block_tables is not None
+        wide = [np.ascontiguousarray(t.numpy(), np.int64) for t in (self.positions, self.slot_mapping)]
+        offsets, contexts, tables = (
+            np.ascontiguousarray(t.numpy(), np.int32)
+            for t in (self.query_offsets, self.context_lengths, self.block_tables)
+        )
+        return wide[0], offsets, contexts, wide[1], tables
+
     @staticmethod
     def prompts(prompts: list[list[int]], device: str = "cpu") -> "Batch":
         """A cacheless batch of whole prompts: for scoring, training and tests."""
@@ -80,7 +92,7 @@ class Batch:
         second = [i for i in range(self.num_requests) if offsets[i + 1] > cut]
         shared = bool(first) and bool(second) and first[-1] == second[0]
         if shared and self.cache is None:
-            raise ValueError(f"cut {cut} falls inside request {first[-1]}; a batch without a cache cannot hold its past")
+            raise ValueError(f"cut {cut} falls inside request {first[-1]}, and without a cache it would lose its past")
         first_contexts = [contexts[i] for i in first]
         if shared:
             first_contexts[-1] -= offsets[first[-1] + 1] - cut

@@ -6,6 +6,10 @@ from torch.nn import functional as F
 
 from tokenweave.config import ModelConfig, Shard
 from tokenweave.layers.batch import Batch
+from tokenweave.layers.kernels.linear import project_rows
+from tokenweave.layers.kernels.lookup import look_up_rows
+from tokenweave.layers.kernels.views import View, empty
+from tokenweave.layers.paths import kernel_multiplies, uses_kernels
 from tokenweave.layers.pieces import Piece, Pieces
 
 
@@ -18,9 +22,15 @@ class VocabParallelEmbedding(nn.Module):
         self.full_shape = (config.vocab_size, config.hidden_size)
         shape = (self.rows.stop - self.rows.start, config.hidden_size)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+        self._view = View()
 
     def forward(self, normed: torch.Tensor | None, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
         """This rank's rows of the lookup, zeros for ids that belong to another rank: [tokens, hidden]."""
+        if uses_kernels(self.weight, self.weight if out is None else out):
+            out = self.weight.new_empty(batch.num_tokens, self.weight.shape[1]) if out is None else out
+            assert out.shape[0] == batch.num_tokens
+            look_up_rows(batch.token_ids.numpy(), self.rows.start, self._view.of(self.weight), out.data_ptr())
+            return out
         local = batch.token_ids - self.rows.start
         foreign = (local < 0) | (local >= self.weight.shape[0])
         found = F.embedding(local.masked_fill(foreign, 0), self.weight)
@@ -39,9 +49,14 @@ class VocabParallelHead(nn.Module):
         self.rows, self.full_shape, self.tied = embedding.rows, embedding.full_shape, tied
         own = embedding.weight
         self.weight = own if tied else nn.Parameter(torch.empty_like(own), requires_grad=False)
+        self._view = View()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[n, hidden] normed rows to this rank's slice of the logits, [n, own vocabulary rows]."""
+        if uses_kernels(self.weight, rows) and kernel_multiplies(len(rows), rows.dtype):
+            logits = rows.new_empty(len(rows), len(self.weight))
+            project_rows(rows.data_ptr(), logits.data_ptr(), len(rows), self._view.of(self.weight), empty(rows.dtype))
+            return logits
         return F.linear(rows, self.weight)
 
     def pieces(self, name: str) -> Pieces:

@@ -56,4 +56,6 @@ class Rope:
 
     def _grow(self, positions: int) -> None:
         angles = torch.arange(positions).float().unsqueeze(1) * self.frequencies
-        self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)
+        cos, sin = angles.cos(), angles.sin()
+        self.cos, self.sin = cos.to(self.device), sin.to(self.device)
+        self.arrays = (cos.numpy(), sin.numpy())  # for the CPU kernels

@@ -1,0 +1,57 @@
+"""Rows times a weight matrix, for any number of rows, on one core."""
+# mypy: disallow-untyped-defs=False
+
+import numpy as np
+
+from tokenweave.layers.kernels.jit import kernel, part
+from tokenweave.layers.kernels.simd import dot_tile_1, dot_tile_4, narrow, rows_at, widen
+
+BLOCK = 64  # outputs kept in float32 before they are rounded
+PANEL = 131072  # bytes of x that stay in the second-level cache while a matrix streams by
+
+
+@part
+def round_to(totals, bias, first, out):
+    """out[i] = totals[i] + bias[first + i], rounded; no bias where it is empty."""
+    if bias.size:
+        for i in range(out.size):
+            out[i] = narrow(out, totals[i] + widen(bias[first + i]))
+    else:
+        for i in range(out.size):
+            out[i] = narrow(out, totals[i])
+
+
+@part
+def project(x, weight, bias, out):
+    """out[t] = x[t] @ weight.T + bias, summed in float32 and rounded once; out may not be the memory of x.
+
+    x: [tokens, inputs], out: [tokens, outputs], weight: [outputs, inputs], bias: [outputs] or empty; all of one type.
+    """
+    tokens, inputs = x.shape
+    outputs, size = weight.shape[0], weight.itemsize
+    pitch = inputs * size
+    panel = max(min(PANEL // pitch // 4 * 4, tokens), 4)
+    totals = np.empty((panel + 3, BLOCK), np.float32)  # a tile stores 4 rows and 4 columns, whole or not
+    target = totals.ctypes.data
+    for first in range(0, tokens, panel):
+        count = min(panel, tokens - first)
+        source = x.ctypes.data + first * pitch
+        for block in range(0, outputs, BLOCK):
+            width = min(BLOCK, outputs - block)
+            for row in range(0, width, 4):
+                rows, start = min(4, width - row), weight.ctypes.data + (block + row) * pitch
+                if count == 1:
+                    dot_tile_1(weight, start, inputs, rows, source, inputs, 1, inputs, target + row * 4, BLOCK)
+                else:
+                    for token in range(0, count, 4):
+                        dot_tile_4(weight, start, inputs, rows, source + token * pitch, inputs, min(4, count - token),
+                                   inputs, target + (token * BLOCK + row) * 4, BLOCK)  # fmt: skip
+            for token in range(count):
+                round_to(totals[token], bias, block, out[first + token, block : block + width])
+
+
+@kernel
+def project_rows(x, out, tokens, weight, bias):
+    """`project` between contiguous rows at the addresses x and out."""
+    outputs, inputs = weight.shape
+    project(rows_at(weight, x, tokens, inputs), weight, bias, rows_at(weight, out, tokens, outputs))

@@ -1,0 +1,41 @@
+"""When a layer's work goes to the kernels of this package and when to torch's operators.
+
+The figures are of one core of an AMD EPYC (Zen 5) and a [640, 576] matrix that is not in its own caches, kernel against
+torch 2.13, in µs:
+
+    rows        1         4        16        32        64          512
+    bfloat16    18 / 59   14 / 62  40 / 77   85 / 104  160 / 149   1070 / 826
+    float32     30 / 91   41 / 128 105 / 205 182 / 328 331 / 541   2400 / 3530
+    float16     16 / 31   20 / 121 66 / 480  132 / 979 263 / 1936  2050 / 15115
+
+A kernel uses one core, torch its threads.
+"""
+
+import torch
+
+from tokenweave.layers.kernels.views import STORED
+
+ALL = 1 << 62
+# the most rows that the kernels multiply at 1, 2 and more threads of torch
+MOST_ROWS = {torch.bfloat16: (48, 16, 4), torch.float32: (ALL, 16, 4), torch.float16: (ALL, ALL, ALL)}
+
+
+def uses_kernels(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None) -> bool:
+    """Whether kernels can multiply x by `weight`: CPU memory, one type, contiguous rows that fit, no gradients wanted.
+
+    out: where given, must be like x. What the kernels cannot take goes to torch, which does it or says what is wrong.
+    """
+    return (
+        x.is_cpu
+        and x.dtype == weight.dtype
+        and x.dtype in STORED
+        and not torch.is_grad_enabled()
+        and x.is_contiguous()
+        and x.shape[1] == weight.shape[1]
+        and (out is None or (out.dtype == x.dtype and out.shape == x.shape and out.is_contiguous()))
+    )
+
+
+def kernel_multiplies(rows: int, dtype: torch.dtype) -> bool:
+    """Whether so many rows are multiplied by a weight matrix in a kernel rather than by torch."""
+    return rows <= MOST_ROWS[dtype][min(torch.get_num_threads(), 3) - 1]
