@@ -73,7 +73,9 @@ class FakeRunner:
             ],
             dtype=np.float32,
         )
-        return StepOutput(torch.from_numpy(logits), scores)
+        if step.best_only:
+            return StepOutput(None, logits.argmax(-1).astype(np.int32), scores)
+        return StepOutput(torch.from_numpy(logits), None, scores)
 
 
 def make_core(

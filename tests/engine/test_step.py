@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,11 +15,11 @@ def step(plan: StepPlan, *lengths: int) -> Step:
 @pytest.mark.parametrize("plan", [StepPlan("serial"), StepPlan("weave", 7), StepPlan("fused", 0, 4)])
 @pytest.mark.parametrize("lengths", [(0,) * 10, (1,) * 10, (3, 3, 3, 577, 2, 0, 0, 13, 13, 13), (0,) * 9 + (5,)])
 def test_arrives_as_sent(plan: StepPlan, lengths: tuple[int, ...]) -> None:
-    sent = step(plan, *lengths)
+    sent = replace(step(plan, *lengths), best_only=plan.mode == "weave")
     got = Step.decode(sent.encode())
-    assert got.plan == plan
+    assert got.plan == plan and got.best_only == sent.best_only
     for name in Step.__dataclass_fields__:
-        if name != "plan":
+        if name not in ("plan", "best_only"):
             np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
 
 

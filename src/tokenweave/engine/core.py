@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,10 +21,12 @@ _STOP, _LENGTH = REASONS.index("stop"), REASONS.index("length")
 
 @dataclass(frozen=True)
 class StepOutput:
-    """Rank 0's results of a step. logits: [S, V] of the sampled rows. scores: float32 [C] of the scored ones.
-    Times in seconds: what the ranks computed, communicated, and communicated under compute."""
+    """Rank 0's results of a step. Of the sampled rows logits, [S, V], or best, the most likely tokens, int32 [S].
+    scores: float32 [C] of the scored ones. Times in seconds: what the ranks computed, communicated, and communicated
+    under compute."""
 
     logits: torch.Tensor | None
+    best: np.ndarray | None
     scores: np.ndarray | None
     compute: float = 0.0
     communication: float = 0.0
@@ -76,6 +78,8 @@ class EngineCore:
         assert scheduled is not None, "nothing to run"
         for slot in scheduled.admitted:
             self._assign(slot)
+        if self.sampler.greedy(scheduled.sampled_slots):
+            scheduled = replace(scheduled, step=replace(scheduled.step, best_only=True))
         running = time.perf_counter()
         output = self.runner.run(scheduled.step)
         ran = time.perf_counter()
@@ -119,9 +123,12 @@ class EngineCore:
         slots, chosen = self.scheduler.slots, scheduled.sampled_slots
         if not len(chosen):
             return [], [], [], {}
-        assert output.logits is not None
-        sampled = self.sampler.sample(output.logits, chosen, slots.length[chosen] - slots.prompt_length[chosen])
-        token_ids = sampled.token_ids
+        if output.best is not None:
+            token_ids, logprobs = output.best, {}
+        else:
+            assert output.logits is not None
+            sampled = self.sampler.sample(output.logits, chosen, slots.length[chosen] - slots.prompt_length[chosen])
+            token_ids, logprobs = sampled.token_ids, sampled.logprobs
         slots.append(chosen, token_ids)
         reasons = np.where(slots.length[chosen] >= self._limit[chosen], _LENGTH, 0).astype(np.int8)
         reasons[np.isin(token_ids, self._eos) & self._heeds_eos[chosen]] = _STOP
@@ -132,7 +139,7 @@ class EngineCore:
         idents = slots.ident[chosen].tolist()
         for row in np.flatnonzero(reasons).tolist():
             self.scheduler.finish(int(chosen[row]))
-        return idents, token_ids.tolist(), reasons.tolist(), sampled.logprobs
+        return idents, token_ids.tolist(), reasons.tolist(), logprobs
 
     def _score(self, scheduled: Scheduled, output: StepOutput) -> dict[int, np.ndarray]:
         """Keep the step's scores; those of the requests that are through."""

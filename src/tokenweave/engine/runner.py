@@ -6,6 +6,7 @@ import torch
 from tokenweave.comm.collective import Collective
 from tokenweave.config import partition
 from tokenweave.engine.core import StepOutput
+from tokenweave.engine.greedy import choose, pack
 from tokenweave.engine.step import Step
 from tokenweave.engine.tables import BlockTables
 from tokenweave.execute import Executor
@@ -24,14 +25,19 @@ class RankRunner:
 
     @torch.inference_mode()
     def run(self, step: Step) -> StepOutput:
-        """The step's results; on ranks other than 0 the logits and scores are None."""
+        """The step's results; on ranks other than 0 they are None."""
         normed = self.executor.forward(self.tables.batch(step), step.plan)
-        logits = None
-        if len(step.sampled):
-            logits = self.collective.gather(self.model.head(normed[self._index(step.sampled)]), self._widths)
+        logits, best = self._sampled(normed, step) if len(step.sampled) else (None, None)
         scores = self._score(normed, step) if len(step.scored) else None
         clock = self.executor.clock
-        return StepOutput(logits, scores, clock.compute, clock.communication, clock.hidden)
+        return StepOutput(logits, best, scores, clock.compute, clock.communication, clock.hidden)
+
+    def _sampled(self, normed: torch.Tensor, step: Step) -> tuple[torch.Tensor | None, np.ndarray | None]:
+        own = self.model.head(normed[self._index(step.sampled)])
+        if not step.best_only:
+            return self.collective.gather(own, self._widths), None
+        every = self.collective.gather(pack(own, self.model.shard.vocab_rows.start), [2] * self.model.shard.size)
+        return None, None if every is None else choose(every).numpy(force=True)
 
     def _index(self, rows: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(rows.astype(np.int64)).to(self.model.device)

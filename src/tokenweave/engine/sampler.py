@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tokenweave.engine.greedy import largest
 from tokenweave.engine.params import SamplingParams
 
 # Shapes: S rows of logits, V vocabulary, K candidates.
@@ -42,13 +43,17 @@ class Sampler:
         self._seed[slot] = seed
         self._logprobs[slot] = -1 if params.logprobs is None else params.logprobs
 
+    def greedy(self, slots: np.ndarray) -> bool:
+        """Whether the most likely token is all that is wanted of every one of these."""
+        return not (self._temperature[slots] > 0).any() and not (self._logprobs[slots] >= 0).any()
+
     def sample(self, logits: torch.Tensor, slots: np.ndarray, indexes: np.ndarray) -> Sampled:
         """One token for each row. logits: [S, V]. slots: [S], whose row it is. indexes: [S], which of its tokens."""
         random = np.flatnonzero(self._temperature[slots] > 0)
         if len(random) == len(slots):
             token_ids = np.empty(len(slots), dtype=np.int32)
         else:
-            token_ids = logits.argmax(-1).numpy(force=True).astype(np.int32)
+            token_ids = largest(logits)[1].numpy(force=True).astype(np.int32)
         for start in range(0, len(random), ROWS):
             rows = random[start : start + ROWS]
             chosen = logits[torch.from_numpy(rows).to(logits.device)].float()

@@ -13,8 +13,8 @@ class Step:
 
     slots [R]: the row of the block table that each request holds. starts [R]: the position of its first new token.
     counts [R]: its new tokens. token_ids [T].
-    sampled [S]: rows of the T whose logits rank 0 wants. scored, targets [C]: rows, and the token after each, whose
-    log-probability is wanted.
+    sampled [S]: rows of the T for which rank 0 wants the logits or, if best_only, just the most likely token.
+    scored, targets [C]: rows, and the token after each, whose log-probability is wanted.
     table_slots, table_indexes, table_blocks [K]: entries of the block table that are new since the last step.
     """
 
@@ -29,25 +29,26 @@ class Step:
     table_slots: np.ndarray
     table_indexes: np.ndarray
     table_blocks: np.ndarray
+    best_only: bool = False
 
     def encode(self) -> bytes:
         """Little header of lengths, then the arrays: 256 decodes take 5 KB."""
         arrays = [getattr(self, name) for name in _ARRAYS]
         budget = -1 if self.plan.budget is None else self.plan.budget
-        header = [MODES.index(self.plan.mode), self.plan.cut, budget, *map(len, arrays)]
+        header = [MODES.index(self.plan.mode), self.plan.cut, budget, self.best_only, *map(len, arrays)]
         return np.concatenate([np.array(header, dtype=np.int32), *arrays]).tobytes()
 
     @staticmethod
     def decode(message: bytes) -> "Step":
         """The step that `encode` made. Raises ValueError if the message is cut short or has something behind it."""
         words = np.frombuffer(message, dtype=np.int32)
-        mode, cut, budget, *lengths = words[:_HEADER].tolist()
+        mode, cut, budget, best_only, *lengths = words[:_HEADER].tolist()
         if len(words) != _HEADER + sum(lengths):
             raise ValueError(f"a step of {len(words)} words came, its header says {_HEADER + sum(lengths)}")
         arrays = np.split(words[_HEADER:], np.cumsum(lengths[:-1]))
         plan = StepPlan(MODES[mode], cut, None if budget < 0 else budget)
-        return Step(plan, *arrays)
+        return Step(plan, **dict(zip(_ARRAYS, arrays, strict=True)), best_only=bool(best_only))
 
 
-_ARRAYS = [field.name for field in fields(Step) if field.name != "plan"]
-_HEADER = 3 + len(_ARRAYS)
+_ARRAYS = [field.name for field in fields(Step) if field.name not in ("plan", "best_only")]
+_HEADER = 4 + len(_ARRAYS)
