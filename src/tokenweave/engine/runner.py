@@ -35,9 +35,16 @@ class RankRunner:
     def _sampled(self, normed: torch.Tensor, step: Step) -> tuple[torch.Tensor | None, np.ndarray | None]:
         own = self.model.head(normed[self._index(step.sampled)])
         if not step.best_only:
-            return self.collective.gather(own, self._widths), None
-        every = self.collective.gather(pack(own, self.model.shard.vocab_rows.start), [2] * self.model.shard.size)
+            return self._gather(own, self._widths), None
+        every = self._gather(pack(own, self.model.shard.vocab_rows.start), [2] * self.model.shard.size)
         return None, None if every is None else choose(every).numpy(force=True)
+
+    def _gather(self, columns: torch.Tensor, widths: list[int]) -> torch.Tensor | None:
+        """The ranks' columns side by side on rank 0, on the step's clock."""
+        self.executor.clock.computed()
+        every = self.collective.gather(columns, widths)
+        self.executor.clock.communicated()
+        return every
 
     def _index(self, rows: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(rows.astype(np.int64)).to(self.model.device)
@@ -55,7 +62,7 @@ class RankRunner:
             peak = logits.amax(1)
             total = (logits - peak.unsqueeze(1)).exp().sum(1)
             mine = torch.stack((peak, total, target.masked_fill(foreign, -torch.inf)), 1)
-            every = self.collective.gather(mine, [3] * self.model.shard.size)
+            every = self._gather(mine, [3] * self.model.shard.size)
             if every is not None:
                 peaks, sums, targets = every.view(len(every), -1, 3).unbind(2)
                 highest = peaks.amax(1)
