@@ -32,7 +32,7 @@ def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> N
     model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
     channel = LinkChannel(links)
     cache = _open_cache(model, config, channel)
-    tokens, lanes = config.max_tokens_per_step, 2 if config.mode == "weave" else 1
+    tokens, lanes = config.max_tokens_per_step, 2 if config.mode in ("auto", "weave") else 1
     with (
         group.open_collective(model.config.hidden_size, tokens, dtype, lanes) as collective,
         closing(Executor(model, collective, max_tokens=tokens)) as executor,
