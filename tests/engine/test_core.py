@@ -134,6 +134,23 @@ def test_scores_every_next_token(max_tokens: int) -> None:
     assert core.scheduler.pool.available == 16 and not core._scores
 
 
+def test_a_preempted_score_is_told_once() -> None:
+    core = make_core(max_tokens=3, blocks=16)
+    for ident in (1, 2):
+        core.add(make_request(ident, [ident], greedy(50)))
+    core.step()
+    prompt = [(j * j) % VOCAB for j in range(40)]
+    core.add(make_request(9, prompt, None))
+    preempted, scores = 0, {}
+    while core.busy:
+        events = core.step()
+        preempted += events.stats.preempted
+        scores.update(events.scores)
+    assert preempted and len(scores[9]) == 39
+    expected = torch.from_numpy(next_logits(prompt[:5])).double().log_softmax(0)[prompt[5]].item()
+    assert scores[9][4] == pytest.approx(expected, abs=1e-5)
+
+
 def test_a_repeated_prompt_is_computed_once() -> None:
     core = make_core()
     prompt = list(range(33))

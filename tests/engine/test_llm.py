@@ -47,6 +47,7 @@ def test_many_prompts_of_both_kinds_in_order(llm: LLM) -> None:
         assert 0 < completion.timing.time_to_first_token == times[0] <= completion.timing.total  # type: ignore[operator]
         assert len(completion.timing.inter_token_latencies) == wanted.max_tokens - 1
     assert llm.last_completion is done[-1]
+    assert not llm._client._inboxes
 
 
 def test_one_prompt_and_none(llm: LLM) -> None:
@@ -104,6 +105,15 @@ def test_stop_strings_end_the_text_and_the_request(llm: LLM) -> None:
     assert completion.token_ids == answer[: end + 2]
     assert "".join(llm.stream([7, 8], greedy(50, stop=[stop, "never"]))) == completion.text
     wait_until_idle(llm)
+
+
+def test_a_stop_string_ends_the_work(llm: LLM) -> None:
+    runner = llm.ranks.core.runner  # type: ignore[attr-defined]
+    run = runner.run
+    runner.run = lambda step: (time.sleep(0.01), run(step))[1]
+    llm.generate([7, 8], greedy(50, stop=letters(answer_alone([7, 8], 3)[2:])))
+    wait_until_idle(llm)
+    assert len(llm.stats()) < 40
 
 
 def test_logprobs(llm: LLM) -> None:

@@ -93,6 +93,10 @@ def test_tiny_temperatures_and_large_logits() -> None:
     assert sample(logits, SamplingParams(temperature=1e-30, top_p=0.9), np.arange(2)) == [0, 1]
 
 
+def test_equal_logits_go_by_token_id() -> None:
+    assert set(sample(torch.zeros(300, 600), SamplingParams(top_k=7), np.arange(300))) == set(range(7))
+
+
 def test_masked_tokens_are_never_drawn() -> None:
     logits = torch.full((500, 9), -torch.inf)
     logits[:, [2, 7]] = 0.0

@@ -171,6 +171,8 @@ class AnyTraffic(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         scheduler, slots = self.scheduler, self.scheduler.slots
+        under_way = slots.order[slots.length[slots.order] - slots.computed[slots.order] > 1]
+        assert under_way.tolist() in ([], slots.order[-1:].tolist()), "a prefill under way is the latest arrival"
         scheduled = scheduler.schedule(lambda tokens: StepPlan("fused"))
         assert scheduled is not None, "somebody waits and nobody runs"
         step = scheduled.step

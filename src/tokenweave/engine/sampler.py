@@ -104,8 +104,8 @@ def draw(scaled: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 def draw_limited(scaled: torch.Tensor, points: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """The same among the top_k most likely tokens (0: all), and of these the fewest whose probability reaches top_p.
 
-    Equal logits go by token id. Rows whose candidates are not enough go through a full sort; which rows, and hence the
-    result, depends on the row alone.
+    Equal logits go by token id among CANDIDATES. Rows whose candidates are not enough go through a full sort; which
+    rows, and hence the result, depends on the row alone.
     """
     total = scaled.exp().sum(-1, keepdim=True, dtype=torch.float64)
     few = min(CANDIDATES, scaled.shape[1])

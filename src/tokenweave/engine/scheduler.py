@@ -96,8 +96,6 @@ class Scheduler:
         draft.budget -= len(decodes)
         self._continue_prefills(order[remaining > 1], draft)
         self._admit(draft)
-        if draft.short:  # a prefill may have taken from a decode that came later
-            decodes = np.array([s for s in decodes.tolist() if slots.requests[s] is not None], dtype=np.int32)
         return self._describe(decodes, draft, plan) if len(decodes) or draft.chunks else None
 
     def commit(self, scheduled: Scheduled) -> None:
@@ -126,6 +124,8 @@ class Scheduler:
         return np.array(kept, dtype=np.int32)
 
     def _continue_prefills(self, prefills: np.ndarray, draft: _Draft) -> None:
+        """The next chunk of the one under way, if any: nobody is admitted after it before its last chunk, so it is the
+        latest arrival and takes blocks from nobody."""
         slots = self.slots
         for slot in prefills.tolist():
             if not draft.budget:
@@ -204,7 +204,6 @@ class Scheduler:
         draft.preempted += 1
         self.waiting[request.ident] = request
         self.waiting.move_to_end(request.ident, last=False)
-        draft.chunks = [chunk for chunk in draft.chunks if chunk[0] != slot]
 
     def _describe(self, decodes: np.ndarray, draft: _Draft, plan: Callable[[int], StepPlan]) -> Scheduled:
         slots = self.slots
