@@ -86,7 +86,7 @@ def test_out_none_is_a_fresh_tensor_under_autograd() -> None:
 def test_a_partial_from_outside_is_copied_in_and_counted(collective: str) -> None:
     expected = normalise(rows_in(5) @ sum(linear_stage("", 0, r)[1].double() for r in range(2)), 0)
     for found in launch(run_outside_partial, tensor_parallel_size=2, collective=collective, args=(5,)):
-        assert found["copies"] == 1
+        assert found["copies"] == (1 if collective == "shared_memory" else 0)  # gloo sends from where it lies
         torch.testing.assert_close(found["rows"].double(), expected, atol=1e-4, rtol=1e-4)
 
 

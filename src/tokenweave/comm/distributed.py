@@ -1,19 +1,16 @@
 """The collective over torch.distributed: the fallback that runs anywhere, and the reference."""
 
 import time
-from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numba import types
 
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.comm.control import DEAD, LATE, MAX_RANKS, MISMATCH
-from tokenweave.comm.kernels.exchange import combine
 from tokenweave.comm.kernels.sync import LANE_WORDS, LaneWord
-from tokenweave.comm.kernels.vector import ELEMENTS
+from tokenweave.comm.local import compiled_combine
 from tokenweave.comm.operations import Operation, dtype_code, explain
 from tokenweave.comm.shape import CollectiveShape, check_columns, check_root
 from tokenweave.comm.world import World
@@ -73,7 +70,7 @@ class DistributedCollective:
         self.shape, self.rank, self.size = shape, world.rank, world.size
         self._world = world
         self._element = dtype_code(shape.dtype) << 8
-        self._combine = _compiled(shape.dtype_name)
+        self._combine = compiled_combine(shape.dtype_name)
         self._groups = world.open_lanes(shape.lanes, shape.timeout)
         self._lanes = [
             _Lane(shape, world, lane, self._groups[lane] if self._groups else None) for lane in range(shape.lanes)
@@ -255,11 +252,3 @@ class DistributedCollective:
         error = CommunicationError(self._world.end(account, wait=finding[0] == DEAD))
         self.close()
         return error
-
-
-def _compiled(dtype: str) -> Callable[..., None]:
-    elements = ELEMENTS[dtype]
-    word = types.int64
-    signature = (word, word, elements, word, types.boolean, word, types.float64)
-    combine.compile(signature)
-    return combine.get_overload(signature)

@@ -2,6 +2,7 @@
 
 import torch
 
+from tokenweave.comm import local
 from tokenweave.layers.norm import RMSNorm
 
 
@@ -10,5 +11,7 @@ def add_rms_norm(rows: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> t
 
     rows, residual: [n, hidden], both written in place.
     """
+    if rows.is_cpu:
+        return local.add_rms_norm(rows, residual, norm.weight, norm.eps)
     residual.copy_(rows.float().add_(residual))
     return rows.copy_(norm(residual))
