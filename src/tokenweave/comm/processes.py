@@ -29,7 +29,8 @@ from tokenweave.config import partition
 
 __all__ = ["RankError", "RankProcesses", "start_ranks"]
 
-_REPORT_SECONDS = 1.0  # what the other ranks get to report in, after one has failed and before all are killed
+_ROOT_SECONDS = 0.5  # how long to wait for the root of a failure
+_REPORT_SECONDS = 1.0  # what the other ranks then get to end by themselves
 
 
 def start_ranks(
@@ -198,15 +199,23 @@ class RankProcesses:
             rank.finish(deadline)
 
     def _raise_any_failure(self) -> None:
-        """If a rank has failed, let the others report, then end all and raise the root of it."""
-        if not any(rank.failed for rank in self._ranks):
+        """If a rank has failed, end all and raise the root of it."""
+        if not self._failures():
             return
+        # What fails because a peer has gone is only the echo of what happened to the peer, which is about to be told.
+        deadline = time.monotonic() + _ROOT_SECONDS
+        while all(map(_is_echo, self._failures())) and (left := deadline - time.monotonic()) > 0:
+            if all(rank.ended for rank in self._ranks):
+                break
+            self._wait(left)
+            self._update()
+        self._failure = min(self._failures(), key=_is_echo)
         self._finish(_REPORT_SECONDS)
-        failures = [rank.failure for rank in self._ranks if rank.failure is not None]
-        # A collective that fails because a peer has gone is only the echo of what happened to that peer.
-        self._failure = min(failures, key=_is_echo)
         self.close(grace=0.0)
         raise self._failure
+
+    def _failures(self) -> list[BaseException]:
+        return [rank.failure for rank in self._ranks if rank.failure is not None]
 
     def _raise_why_gone(self, rank: int) -> None:
         """The rank's end of its link is closed: raise its failure, or EOFError if its function has returned."""
@@ -219,7 +228,7 @@ class RankProcesses:
 
 
 def _is_echo(error: BaseException) -> bool:
-    return isinstance(error, CommunicationError) and getattr(error, "exit_code", None) is None
+    return isinstance(error, CommunicationError) and not isinstance(error, RankError)
 
 
 def _deadline(timeout: float | None) -> float | None:

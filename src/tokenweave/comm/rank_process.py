@@ -101,7 +101,7 @@ class RankProcess:
         news: list[Any] = []
         if not self.reported:
             news.append(self._report)
-        if self.process.returncode is None:
+        if not self.ended:
             news.append(self._end)
         if link and self._link_open:
             news.append(self.link)
@@ -112,8 +112,8 @@ class RankProcess:
         return self.returned or self._error is not None
 
     @property
-    def failed(self) -> bool:
-        return self._error is not None
+    def ended(self) -> bool:
+        return self.process.returncode is not None
 
     @property
     def failure(self) -> BaseException | None:
@@ -121,7 +121,7 @@ class RankProcess:
 
     def update(self) -> None:
         """Take in, without waiting, a report or an end that has come."""
-        ended = self.process.returncode is None and bool(wait([self._end], 0))
+        ended = not self.ended and bool(wait([self._end], 0))
         if not self.reported and self._report.poll():
             self._read_report()
         if ended:
@@ -134,13 +134,13 @@ class RankProcess:
 
     def finish(self, deadline: float) -> None:
         """Wait for the process to end until `deadline` (of time.monotonic), taking in its report."""
-        while self.process.returncode is None and (left := deadline - time.monotonic()) > 0:
+        while not self.ended and (left := deadline - time.monotonic()) > 0:
             wait(self.sources(), left)
             self.update()
 
     def kill(self) -> None:
         """End the process and whatever it started; reap it; close every descriptor."""
-        if self.process.returncode is None:
+        if not self.ended:
             self._reap()
         self._report.close()
         os.close(self._end)
