@@ -6,10 +6,7 @@ from typing import Protocol
 import torch
 
 from tokenweave.comm.collective import Collective
-from tokenweave.comm.distributed import Distributed
-from tokenweave.comm.ladder import choose
 from tokenweave.comm.shape import CollectiveShape
-from tokenweave.comm.world import World
 from tokenweave.config import partition
 
 
@@ -73,14 +70,3 @@ class Group:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def group_from_environment(collective: str = "auto", device: str = "cpu", timeout: float = 60.0) -> Group:
-    """The group of ranks that torchrun, or whatever set up torch.distributed, has started; call it on every rank.
-
-    Joins the world that exists, or the one that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
-    Raises ValueError if there is neither, or if the collective cannot be used that way.
-    """
-    rung = choose(collective, device, one_caller=False)
-    world = World.of_environment()
-    return Group(world.rank, world.size, device=device, collective=rung, timeout=timeout, opener=Distributed(world))

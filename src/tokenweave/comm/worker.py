@@ -16,12 +16,10 @@ import cloudpickle
 import torch
 
 from tokenweave.comm.control import Control
-from tokenweave.comm.distributed import Distributed
 from tokenweave.comm.group import Group, Opener
 from tokenweave.comm.links import Link, Links
 from tokenweave.comm.shared_memory import SharedMemory
 from tokenweave.comm.watch import watch
-from tokenweave.comm.world import World
 
 
 def main() -> None:
@@ -65,6 +63,9 @@ def _group(settings: dict[str, Any], control: Control) -> Group:
     if settings["collective"] == "shared_memory":
         opener = SharedMemory(control, rank, size)
     else:
+        from tokenweave.comm.distributed import Distributed  # 0.2 s that the others need not spend
+        from tokenweave.comm.world import World
+
         opener = Distributed(World.of_one_host(settings["store"], rank, size))
     names = ("device", "collective", "timeout")
     return Group(rank, size, opener=opener, **{name: settings[name] for name in names})
