@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenweave.engine import sampler as module
+from tokenweave.engine import draw
 from tokenweave.engine.params import SamplingParams
 from tokenweave.engine.sampler import Sampler
 
@@ -48,11 +48,13 @@ def test_greedy_is_the_largest(vocab: int, dtype: torch.dtype) -> None:
         {"temperature": 1.3, "top_k": 8, "top_p": 0.95},
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("candidates", [1024, 2])
+@pytest.mark.parametrize(("candidates", "rounds"), [((64, 1024), 8), ((2, 3), 8), ((2, 3), 1)])
 def test_frequencies_follow_the_distribution(
-    options: dict[str, float], candidates: int, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, float], candidates: tuple[int, int], rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CANDIDATES", candidates)  # 2: most rows need the full sort
+    """With few candidates and rounds most rows go on to the next way of drawing, the full sort at last."""
+    monkeypatch.setattr(draw, "CANDIDATES", candidates)
+    monkeypatch.setattr(draw, "ROUNDS", rounds)
     logits = torch.randn(13, generator=torch.Generator().manual_seed(3)) * 2
     params = SamplingParams(**options)  # type: ignore[arg-type]
     expected = distribution(logits.numpy(), params)
@@ -93,8 +95,9 @@ def test_tiny_temperatures_and_large_logits() -> None:
     assert sample(logits, SamplingParams(temperature=1e-30, top_p=0.9), np.arange(2)) == [0, 1]
 
 
-def test_equal_logits_go_by_token_id() -> None:
-    assert set(sample(torch.zeros(300, 600), SamplingParams(top_k=7), np.arange(300))) == set(range(7))
+@pytest.mark.parametrize("vocab", [13, 600, 2000])
+def test_of_equal_logits_always_the_same_are_taken(vocab: int) -> None:
+    assert len(set(sample(torch.zeros(300, vocab), SamplingParams(top_k=7), np.arange(300)))) == 7
 
 
 def test_masked_tokens_are_never_drawn() -> None:
