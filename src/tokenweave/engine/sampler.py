@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tokenweave.engine.draw import NUMBERS, draw
 from tokenweave.engine.greedy import largest
 from tokenweave.engine.params import SamplingParams
 
-# Shapes: S rows of logits, V vocabulary, K candidates.
-CANDIDATES = 1024  # for top-k and top-p: topk(1024) of 49152 logits takes 0.4 ms a row, sorting them all 3 ms
-ROWS = 64  # rows in work at a time: 64 x 49152 float64 sums are 25 MB
+# Shapes: S rows of logits, V vocabulary.
+ROWS = 8  # in work at a time: of 49152 float32 each they stay in the cache; 64 at a time take 4 times as long
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,13 @@ class Sampler:
         return Sampled(token_ids, self._report(logits, slots, token_ids))
 
     def _draw(self, logits: torch.Tensor, slots: np.ndarray, uniform: np.ndarray) -> torch.Tensor:
-        device = logits.device
-        temperature, top_p, top_k = (
-            torch.from_numpy(values[slots]).to(device).unsqueeze(1)
-            for values in (self._temperature, self._top_p, self._top_k)
+        temperature, top_p, top_k, numbers = (
+            torch.from_numpy(values).to(logits.device)
+            for values in (self._temperature[slots], self._top_p[slots], self._top_k[slots], uniform)
         )
         # the maximum is taken out before dividing: at temperatures near zero the quotient overflows
-        scaled = (logits - logits.amax(-1, keepdim=True)) / temperature
-        points = torch.from_numpy(uniform).to(device).unsqueeze(1)
-        limited = ((top_k > 0) & (top_k < logits.shape[1]) | (top_p < 1)).squeeze(1)
-        if not limited.any():
-            return draw(scaled, points)
-        token_ids = torch.empty(len(slots), dtype=torch.int64, device=device)
-        token_ids[limited] = draw_limited(scaled[limited], points[limited], top_k[limited], top_p[limited])
-        if not limited.all():
-            token_ids[~limited] = draw(scaled[~limited], points[~limited])
-        return token_ids
+        scaled = (logits - logits.amax(-1, keepdim=True)) / temperature.unsqueeze(1)
+        return draw(scaled, numbers, top_k, top_p)
 
     def _report(self, logits: torch.Tensor, slots: np.ndarray, token_ids: np.ndarray) -> dict[int, dict[int, float]]:
         """Log-probabilities under the model's own distribution: before temperature, top-k and top-p, as in vLLM."""
@@ -90,64 +81,12 @@ class Sampler:
         return report
 
 
-def draw(scaled: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
-    """The token at which the cumulated probability passes `points`: ids [S].
-
-    scaled: [S, V] log-weights, at most 0. points: [S, 1] in [0, 1). Sums in float64: in float32 rare tokens would
-    vanish beside a sum near one.
-    """
-    mass = scaled.exp().cumsum(-1, dtype=torch.float64)
-    picked = torch.searchsorted(mass, points * mass[:, -1:], right=True).squeeze(1)
-    return picked.clamp_(max=scaled.shape[1] - 1)
-
-
-def draw_limited(scaled: torch.Tensor, points: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The same among the top_k most likely tokens (0: all), and of these the fewest whose probability reaches top_p.
-
-    Equal logits go by token id among CANDIDATES. Rows whose candidates are not enough go through a full sort; which
-    rows, and hence the result, depends on the row alone.
-    """
-    total = scaled.exp().sum(-1, keepdim=True, dtype=torch.float64)
-    few = min(CANDIDATES, scaled.shape[1])
-    values, ids = scaled.topk(few)
-    ids, by_id = ids.sort()
-    values, by_value = values.gather(1, by_id).sort(descending=True, stable=True)
-    ids = ids.gather(1, by_value)
-    picked, enough = _pick(values, ids, points, top_k=top_k, top_p=top_p, total=total)
-    if few < scaled.shape[1] and not enough.all():
-        rest = ~enough
-        values, ids = scaled[rest].sort(descending=True, stable=True)
-        picked[rest], _ = _pick(values, ids, points[rest], top_k=top_k[rest], top_p=top_p[rest], total=total[rest])
-    return picked
-
-
-def _pick(
-    values: torch.Tensor,
-    ids: torch.Tensor,
-    points: torch.Tensor,
-    *,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    total: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """values, ids: [S, K], the most likely first. Token ids [S], and whether the K were enough to tell."""
-    candidates = values.shape[1]
-    outside = (torch.arange(candidates, device=values.device) >= top_k) & (top_k > 0)
-    weights = values.exp().to(torch.float64).masked_fill(outside, 0)
-    mass = weights.cumsum(-1)
-    limit = top_p * torch.where(top_k > 0, mass[:, -1:], total)
-    kept = (mass - weights < limit) & ~outside  # a token stays while those before it do not reach top_p
-    kept[:, 0] = True
-    last = kept.sum(-1, keepdim=True) - 1
-    picked = torch.searchsorted(mass, points * mass.gather(1, last), right=True)
-    enough = torch.where(top_k > 0, top_k <= candidates, mass[:, -1:] >= limit).squeeze(1)
-    return ids.gather(1, torch.minimum(picked, last)).squeeze(1), enough
-
-
 def _uniform(seeds: np.ndarray, indexes: np.ndarray) -> np.ndarray:
-    """float64 in [0, 1): the `indexes`-th numbers of the SplitMix64 streams (Steele et al. 2014) that `seeds` start."""
+    """float64 [S, NUMBERS] in [0, 1): of the SplitMix64 stream (Steele et al. 2014) that each seed starts, the numbers
+    that belong to the `indexes`-th token."""
     with np.errstate(over="ignore"):
-        state = _mix(seeds + _GOLDEN) + (indexes.astype(np.uint64) + np.uint64(1)) * _GOLDEN
+        place = indexes.astype(np.uint64)[:, None] * np.uint64(NUMBERS) + np.arange(1, NUMBERS + 1, dtype=np.uint64)
+        state = _mix(seeds + _GOLDEN)[:, None] + place * _GOLDEN
         return (_mix(state) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

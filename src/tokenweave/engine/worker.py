@@ -8,6 +8,7 @@ import torch
 
 from tokenweave.comm.group import Group
 from tokenweave.comm.links import Link, Links
+from tokenweave.engine.allocator import keep_freed_memory
 from tokenweave.engine.blocks import BlockPool
 from tokenweave.engine.channel import LinkChannel, StepChannel
 from tokenweave.engine.config import EngineConfig
@@ -32,6 +33,7 @@ def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> N
     model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
     channel = LinkChannel(links)
     cache = _open_cache(model, config, channel)
+    keep_freed_memory()
     tokens, lanes = config.max_tokens_per_step, 2 if config.mode in ("auto", "weave") else 1
     with (
         group.open_collective(model.config.hidden_size, tokens, dtype, lanes) as collective,
