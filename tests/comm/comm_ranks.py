@@ -167,7 +167,7 @@ def gather_and_broadcast(group: Group) -> list[str]:
         for root in range(group.size):
             for wanted in (
                 torch.tensor(5), torch.arange(7), torch.zeros(0), torch.tensor([True, False]), draw(1, 3, 577),
-                draw(2, 200_000), draw(3, 6, 4).t(), draw(4, 33, dtype=torch.bfloat16), torch.ones(3, dtype=torch.float64),
+                draw(2, 200_000), draw(3, 6, 4).t(), draw(4, 33, dtype=torch.bfloat16), torch.ones(3).double(),
             ):  # fmt: skip
                 tensor = wanted.clone() if group.rank == root else torch.zeros_like(wanted)
                 found = collective.broadcast(tensor, root)
@@ -201,7 +201,9 @@ def refused(group: Group) -> list[str]:
             "strides": lambda: c.all_reduce_add_rms_norm(torch.zeros(64, 8).t(), rows, ones, EPS),
             "residual rows": lambda: c.all_reduce_add_rms_norm(torch.zeros(8, 64), torch.zeros(own + 1, 64), ones, EPS),
             "residual dtype": lambda: c.all_reduce_add_rms_norm(torch.zeros(8, 64), rows.bfloat16(), ones, EPS),
-            "residual strides": lambda: c.all_reduce_add_rms_norm(torch.zeros(8, 64), torch.zeros(own, 128)[:, ::2], ones, EPS),
+            "residual strides": lambda: c.all_reduce_add_rms_norm(
+                torch.zeros(8, 64), torch.zeros(own, 128)[:, ::2], ones, EPS
+            ),
             "weight shape": lambda: c.all_reduce_add_rms_norm(torch.zeros(8, 64), rows, torch.ones(63), EPS),
             "weight dtype": lambda: c.all_reduce_add_rms_norm(torch.zeros(8, 64), rows, ones.double(), EPS),
             "rows to gather": lambda: c.all_gather(torch.zeros(own + 1, 64), 8),

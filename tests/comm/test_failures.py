@@ -15,13 +15,12 @@ both = pytest.mark.parametrize("collective", ("shared_memory", "distributed"))
 
 
 @both
-@pytest.mark.parametrize("size", (2, 3))
-def test_a_late_rank_is_named_on_every_rank(collective: str, size: int) -> None:
-    told = launch(failing_ranks.late, size, collective)
+def test_a_late_rank_is_named_on_every_rank(collective: str) -> None:
+    told = launch(failing_ranks.late, 3, collective)
     for rank, (message, seconds, again) in enumerate(told):
-        assert "rank 1 did not come to all_reduce_add_rms_norm of [5, 64] float32 on lane 1 within 1 s" in message
+        assert "rank 1 did not come to all_reduce_add_rms_norm of [5, 64] float32 on lane 1 within 0.5 s" in message
         assert again == message
-        assert rank == 1 or seconds < 3
+        assert rank == 1 or seconds < 2
     assert len({message for message, _, _ in told}) == 1
 
 
@@ -42,9 +41,8 @@ def test_ranks_with_unlike_plans_are_named_on_every_rank(collective, run, words)
 
 
 @both
-@pytest.mark.parametrize("size", (2, 3))
-def test_a_killed_rank_is_named_within_two_seconds(collective: str, size: int, tmp_path: Path) -> None:
-    with start_ranks(failing_ranks.wait_for_the_dead, size, (str(tmp_path), 30.0), collective=collective) as ranks:
+def test_a_killed_rank_is_named_within_two_seconds(collective: str, tmp_path: Path) -> None:
+    with start_ranks(failing_ranks.wait_for_the_dead, 3, (str(tmp_path), 30.0), collective=collective) as ranks:
         victim = int(wait_for(tmp_path / "victim"))
         assert victim == ranks.pids[1]
         os.kill(victim, signal.SIGKILL)
@@ -53,7 +51,7 @@ def test_a_killed_rank_is_named_within_two_seconds(collective: str, size: int, t
             ranks.results()
         assert time.monotonic() - killed < 2
         assert (caught.value.rank, caught.value.exit_code) == (1, -signal.SIGKILL)
-        for rank in set(range(size)) - {1}:
+        for rank in (0, 2):
             told = (tmp_path / f"told-{rank}").read_text()
             assert "rank 1 has died" in told and "all_reduce of [3, 64] float32 on lane 1" in told
         pids = ranks.pids

@@ -76,8 +76,11 @@ def test_messages_before_the_end_still_come() -> None:
 
 
 def speak_and_die(group: Group, links: Links, how: str) -> None:
-    links.parent.send("last words")
-    if group.rank == 1:
+    if group.rank == 0:
+        links.parent.send("last words")
+        links.peers[1].send("spoken")
+    else:
+        links.peers[0].recv()
         if how == "raise":
             raise Peculiar("odd", 7)
         print("a complaint", file=sys.stderr, flush=True)
@@ -235,8 +238,15 @@ CALLER = """
 """
 
 
-@pytest.mark.parametrize("collective", ("shared_memory", "distributed"))
-@pytest.mark.parametrize("sign", (signal.SIGKILL, signal.SIGINT, signal.SIGTERM))
+@pytest.mark.parametrize(
+    "sign, collective",
+    (
+        (signal.SIGKILL, "shared_memory"),
+        (signal.SIGKILL, "distributed"),
+        (signal.SIGINT, "shared_memory"),
+        (signal.SIGTERM, "shared_memory"),
+    ),
+)
 def test_ranks_end_with_their_caller(tmp_path: Path, sign: signal.Signals, collective: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(CALLER))
