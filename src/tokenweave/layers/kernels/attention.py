@@ -15,12 +15,14 @@ from tokenweave.layers.kernels.exponential import exponential
 from tokenweave.layers.kernels.jit import kernel, part, summing_part
 from tokenweave.layers.kernels.linear import project
 from tokenweave.layers.kernels.simd import (
+    LANES,
     dot_tile_1,
     dot_tile_4,
     highest,
     narrow,
     outer_tile_1,
     outer_tile_4,
+    row_at,
     rows_at,
     widen,
 )
@@ -38,7 +40,7 @@ def sum_of_squares(x):
 
 
 @summing_part
-def total_of(x):
+def sum_of(x):
     total = np.float32(0.0)
     for i in range(x.size):
         total += x[i]
@@ -48,126 +50,162 @@ def total_of(x):
 @part
 def normalise(x, weight, epsilon):
     """RMSNorm of one head in place, rounded before and after the weight."""
-    scale = np.float32(1.0) / np.sqrt(sum_of_squares(x) / np.float32(x.size) + epsilon)
+    scale = np.float32(1.0) / np.sqrt(sum_of_squares(x) / np.float32(x.size) + np.float32(epsilon))
     for i in range(x.size):
         x[i] = narrow(x, widen(weight[i]) * widen(narrow(x, widen(x[i]) * scale)))
 
 
 @part
-def rotate(x, out, cos, sin):
-    """One head turned by its position's cos and sin, rounded once; out may be x."""
-    half = cos.size
-    for i in range(half):
-        left, right = widen(x[i]), widen(x[half + i])
-        out[i] = narrow(out, left * cos[i] - right * sin[i])
-        out[half + i] = narrow(out, right * cos[i] + left * sin[i])
+def rotate(left, right, cos, sin):
+    """The two halves of one head turned to its position in place, rounded once."""
+    for i in range(cos.size):
+        x, y = widen(left[i]), widen(right[i])
+        left[i] = narrow(left, x * cos[i] - y * sin[i])
+        right[i] = narrow(right, y * cos[i] + x * sin[i])
 
 
 @part
 def prepare(qkv, heads, norms, rotation, cache, positions, slots):
-    """Normalise and rotate queries (in place) and keys, and write keys and values to their slots."""
+    """Normalise and rotate queries and keys in place, and write keys and values to their slots."""
     query_norm, key_norm, epsilon = norms
     cos, sin = rotation
     keys, values = cache
-    _, block_size, kv_heads, size = keys.shape
+    kv_heads, size = keys.shape[2:]
+    half, width = size // 2, keys.itemsize
     for token in range(qkv.shape[0]):
-        row, position = qkv[token], positions[token]
-        block, place = slots[token] // block_size, slots[token] % block_size
+        row = qkv.ctypes.data + token * qkv.shape[1] * width
+        angle = positions[token] * half * 4
+        cosines, sines = row_at(cos, cos.ctypes.data + angle, half), row_at(sin, sin.ctypes.data + angle, half)
         for head in range(heads + kv_heads):
-            x = row[head * size : (head + 1) * size]
-            norm = query_norm if head < heads else key_norm
-            if norm.size:
-                normalise(x, norm, epsilon)
-            rotate(x, x if head < heads else keys[block, place, head - heads], cos[position], sin[position])
-        for head in range(kv_heads):
-            start = (heads + kv_heads + head) * size
-            values[block, place, head] = row[start : start + size]
+            start = row + head * size * width
+            if query_norm.size:
+                normalise(row_at(qkv, start, size), query_norm if head < heads else key_norm, epsilon)
+            rotate(row_at(qkv, start, half), row_at(qkv, start + half * width, half), cosines, sines)
+        place, length = slots[token] * kv_heads * size * width, kv_heads * size
+        copy(row_at(keys, keys.ctypes.data + place, length), row_at(qkv, row + heads * size * width, length))
+        start = row + (heads + kv_heads) * size * width
+        copy(row_at(values, values.ctypes.data + place, length), row_at(qkv, start, length))
 
 
 @part
-def weigh(scores, length, total, scale):
-    """The first `length` scores to exp(scale * (score - highest)) and those up to `total` to zero; returns the sum."""
-    top = highest(scores.ctypes.data, length)
-    for i in range(length):
+def copy(target, source):
+    for i in range(target.size):
+        target[i] = source[i]
+
+
+@part
+def whole_vectors(length):
+    return (length + LANES - 1) // LANES * LANES
+
+
+@part
+def weigh(scores, length, scale):
+    """The first `length` scores to exp(scale * (score - highest)), the rest to zero; returns their sum.
+
+    scores: a whole number of vectors. Up to 15 left over, each on its own, would take as long as 240.
+    """
+    padded = whole_vectors(length)
+    for i in range(length, padded):
+        scores[i] = -np.inf
+    top = highest(scores.ctypes.data, padded)
+    for i in range(padded):
         scores[i] = exponential(scale * (scores[i] - top))
-    scores[length:total] = np.float32(0.0)
-    return total_of(scores[:length])
+    for i in range(length, scores.size):
+        scores[i] = 0.0
+    return sum_of(scores)
 
 
 @part
-def add_values(weights, count, address, stride, length, values, sums):
-    """sums[i] += weights[i, :length] @ rows of values at `address`, `stride` elements apart, for `count` rows."""
-    size = values.shape[3]
-    source, target = weights.ctypes.data, sums.ctypes.data
-    pitch, wide = weights.strides[0] // 4, sums.shape[1]
+def score_keys(keys, source, stride, length, picked, count, target, pitch):
+    """target[i, key] = picked[i] . row `key` of the `length` keys at `source`, for `count` queries.
+
+    source, target: addresses; stride, pitch: elements from one row to the next.
+    """
+    size, width = picked.shape[1], keys.itemsize
+    queries = picked.ctypes.data
+    for key in range(0, length, 4):
+        number = min(4, length - key)
+        if count == 1:
+            dot_tile_1(keys, source + key * stride * width, stride, number, queries, size, 1, size,
+                       target + key * 4, pitch)  # fmt: skip
+        else:
+            for i in range(0, count, 4):
+                dot_tile_4(keys, source + key * stride * width, stride, number, queries + i * size * width, size,
+                           min(4, count - i), size, target + (i * pitch + key) * 4, pitch)  # fmt: skip
+
+
+@part
+def add_values(values, source, stride, length, weights, pitch, sums, count):
+    """sums[i] += weights[i, :length] @ the `length` values at `source`, for `count` queries.
+
+    source, weights: addresses; stride, pitch: elements from one row to the next.
+    """
+    size, target = sums.shape[1], sums.ctypes.data
     column = 0
     while column + 64 <= size:
-        outer_tile_4(values, source, pitch, count, address + column * values.itemsize, stride, length,
-                     target + column * 4, wide)  # fmt: skip
+        for i in range(0, count, 4):
+            outer_tile_4(values, weights + i * pitch * 4, pitch, min(4, count - i), source + column * values.itemsize,
+                         stride, length, target + (i * size + column) * 4, size)  # fmt: skip
         column += 64
     while column + 16 <= size:
-        outer_tile_1(values, source, pitch, count, address + column * values.itemsize, stride, length,
-                     target + column * 4, wide)  # fmt: skip
+        for i in range(0, count, 4):
+            outer_tile_1(values, weights + i * pitch * 4, pitch, min(4, count - i), source + column * values.itemsize,
+                         stride, length, target + (i * size + column) * 4, size)  # fmt: skip
         column += 16
     if column < size:
-        rows = rows_at(values, address, length, stride)
+        value_rows, weight_rows = rows_at(values, source, length, stride), rows_at(sums, weights, count, pitch)
         for i in range(count):
             for key in range(length):
                 for j in range(column, size):
-                    sums[i, j] += weights[i, key] * widen(rows[key, j])
+                    sums[i, j] += weight_rows[i, key] * widen(value_rows[key, j])
 
 
 @part
-def attend(queries, heads, context, table, cache, out):
-    """Causal attention of one request.
+def attend(queries, begin, new, heads, context, tables, request, cache, out):
+    """Causal attention of one request: its `new` tokens, rows queries[begin:], the last of its `context` tokens.
 
-    queries: its new tokens' rows, [n, W], the last n of its `context` tokens; out: [n, Q * D]; table: its blocks.
+    Written to the same rows of out, [T, Q * D]. Its blocks: tables[request].
     """
     keys, values = cache
     _, block_size, kv_heads, size = keys.shape
-    group, stride = heads // kv_heads, kv_heads * size
-    rows, past = queries.shape[0] * group, context - queries.shape[0]
+    group, stride, width = heads // kv_heads, kv_heads * size, keys.itemsize
+    rows, past = new * group, context - new
+    pitch = whole_vectors(context + 3)  # a tile stores 4 scores, whole or not
     scale = np.float32(1.0 / np.sqrt(size))
-    picked = np.empty((ROWS, size), keys.dtype)
-    scores = np.empty((ROWS, context + 4), np.float32)
-    sums = np.empty((ROWS, size), np.float32)
-    totals = np.empty(ROWS, np.float32)
+    picked, sums = np.empty((ROWS, size), keys.dtype), np.empty((ROWS, size), np.float32)
+    scores, totals = np.empty((ROWS, pitch), np.float32), np.empty(ROWS, np.float32)
+    score, total = scores.ctypes.data, sums.ctypes.data
     for kv_head in range(kv_heads):
         for first in range(0, rows, ROWS):
             count = min(ROWS, rows - first)
             for i in range(count):
-                start = (kv_head * group + (first + i) % group) * size
-                picked[i] = queries[(first + i) // group, start : start + size]
+                token, head = begin + (first + i) // group, kv_head * group + (first + i) % group
+                query = queries.ctypes.data + (token * queries.shape[1] + head * size) * width
+                copy(row_at(picked, picked.ctypes.data + i * size * width, size), row_at(queries, query, size))
             visible = past + (first + count - 1) // group + 1
-            for block in range((visible + block_size - 1) // block_size):
-                start = block * block_size
-                address = keys.ctypes.data + (table[block] * block_size * stride + kv_head * size) * keys.itemsize
-                for key in range(0, min(block_size, visible - start), 4):
-                    source, number = address + key * stride * keys.itemsize, min(4, visible - start - key)
-                    number = min(number, block_size - key)
-                    target = scores.ctypes.data + (start + key) * 4
-                    if count == 1:
-                        dot_tile_1(keys, source, stride, number, picked.ctypes.data, size, 1, size, target, 0)
-                    else:
-                        for i in range(0, count, 4):
-                            dot_tile_4(keys, source, stride, number, picked.ctypes.data + i * size * keys.itemsize,
-                                       size, min(4, count - i), size, target + i * scores.shape[1] * 4,
-                                       scores.shape[1])  # fmt: skip
+            for start in range(0, visible, block_size):
+                offset = (tables[request, start // block_size] * block_size * stride + kv_head * size) * width
+                score_keys(keys, keys.ctypes.data + offset, stride, min(block_size, visible - start), picked, count,
+                           score + start * 4, pitch)  # fmt: skip
             for i in range(count):
-                totals[i] = weigh(scores[i], past + (first + i) // group + 1, visible, scale)
-            sums[:count] = np.float32(0.0)
-            for block in range((visible + block_size - 1) // block_size):
-                start = block * block_size
-                address = values.ctypes.data + (table[block] * block_size * stride + kv_head * size) * values.itemsize
-                length = min(block_size, visible - start)
-                for i in range(0, count, 4):
-                    add_values(scores[i:, start:], min(4, count - i), address, stride, length, values, sums[i:])
+                length = past + (first + i) // group + 1
+                totals[i] = weigh(row_at(scores, score + i * pitch * 4, whole_vectors(visible)), length, scale)
+            sums[:count] = 0.0
+            for start in range(0, visible, block_size):
+                offset = (tables[request, start // block_size] * block_size * stride + kv_head * size) * width
+                add_values(values, values.ctypes.data + offset, stride, min(block_size, visible - start),
+                           score + start * 4, pitch, sums, count)  # fmt: skip
             for i in range(count):
-                start = (kv_head * group + (first + i) % group) * size
-                target_row = out[(first + i) // group, start : start + size]
-                inverse = np.float32(1.0) / totals[i]
-                for j in range(size):
-                    target_row[j] = narrow(keys, sums[i, j] * inverse)
+                token, head = begin + (first + i) // group, kv_head * group + (first + i) % group
+                target = out.ctypes.data + (token * out.shape[1] + head * size) * width
+                divide(row_at(sums, total + i * size * 4, size), totals[i], row_at(out, target, size))
+
+
+@part
+def divide(sums, total, out):
+    inverse = np.float32(1.0) / total
+    for i in range(out.size):
+        out[i] = narrow(out, sums[i] * inverse)
 
 
 @part
@@ -176,8 +214,8 @@ def attend_all(qkv, attended, norms, rotation, cache, step):
     heads = attended.shape[1] // cache[0].shape[3]
     prepare(qkv, heads, norms, rotation, cache, positions, slots)
     for request in range(contexts.size):
-        new = slice(offsets[request], offsets[request + 1])
-        attend(qkv[new], heads, contexts[request], tables[request], cache, attended[new])
+        begin, end = offsets[request], offsets[request + 1]
+        attend(qkv, begin, end - begin, heads, contexts[request], tables, request, cache, attended)
 
 
 @kernel

@@ -4,7 +4,7 @@
 import numpy as np
 
 from tokenweave.layers.kernels.jit import kernel, part
-from tokenweave.layers.kernels.simd import dot_tile_1, dot_tile_4, narrow, rows_at, widen
+from tokenweave.layers.kernels.simd import dot_tile_1, dot_tile_4, narrow, row_at, rows_at, widen
 
 BLOCK = 64  # outputs kept in float32 before they are rounded
 PANEL = 131072  # bytes of x that stay in the second-level cache while a matrix streams by
@@ -47,7 +47,8 @@ def project(x, weight, bias, out):
                         dot_tile_4(weight, start, inputs, rows, source + token * pitch, inputs, min(4, count - token),
                                    inputs, target + (token * BLOCK + row) * 4, BLOCK)  # fmt: skip
             for token in range(count):
-                round_to(totals[token], bias, block, out[first + token, block : block + width])
+                place = out.ctypes.data + ((first + token) * outputs + block) * size
+                round_to(row_at(totals, target + token * BLOCK * 4, width), bias, block, row_at(out, place, width))
 
 
 @kernel

@@ -6,17 +6,24 @@ import numpy as np
 from tokenweave.layers.kernels.exponential import silu
 from tokenweave.layers.kernels.jit import kernel, part
 from tokenweave.layers.kernels.linear import project
-from tokenweave.layers.kernels.simd import narrow, rows_at, widen
+from tokenweave.layers.kernels.simd import narrow, row_at, rows_at, widen
 
 
 @part
 def gate(wide, gated):
     """gated = silu(left half of wide) * right half, rounded after silu and after the product, as torch does."""
     tokens, columns = gated.shape
+    pitch = columns * gated.itemsize
     for token in range(tokens):
-        left, right, out = wide[token, :columns], wide[token, columns:], gated[token]
-        for i in range(columns):
-            out[i] = narrow(out, widen(narrow(out, silu(widen(left[i])))) * widen(right[i]))
+        start = wide.ctypes.data + 2 * token * pitch
+        gate_row(row_at(wide, start, columns), row_at(wide, start + pitch, columns),
+                 row_at(gated, gated.ctypes.data + token * pitch, columns))  # fmt: skip
+
+
+@part
+def gate_row(left, right, out):
+    for i in range(out.size):
+        out[i] = narrow(out, widen(narrow(out, silu(widen(left[i])))) * widen(right[i]))
 
 
 @kernel

@@ -318,6 +318,16 @@ def _pointer_to(typing: Any, like: Any, address: Any) -> Any:
     return types.CPointer(like.dtype)(like, types.intp), generate
 
 
+# Arrays without an owner: to slice an owned one counts a reference up and down, 10 ns, and a loop over x[row, i] is not
+# vectorised where one over a row is.
+
+
+@part
+def row_at(like, address, length):  # type: ignore[no-untyped-def]
+    """The [length] array of `like`'s type at `address`."""
+    return carray(_pointer_to(like, address), (length,))
+
+
 @part
 def rows_at(like, address, rows, columns):  # type: ignore[no-untyped-def]
     """The [rows, columns] array of `like`'s type at `address`."""
