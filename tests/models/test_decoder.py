@@ -76,7 +76,6 @@ def test_bfloat16_is_as_close_as_transformers(oracle: dict) -> None:
         with torch.no_grad():
             theirs = build(tiny, torch.bfloat16)(torch.tensor([PROMPT])).logits[0].float()
         bound = 1.2 * float((theirs - exact).norm())
-        for mode in MODES:
-            cases = [Case(path, PROMPT, mode, torch.bfloat16)]
-            ours = launch(run_cases, tensor_parallel_size=2, args=(cases,))[0][0][0]
+        cases = [Case(path, PROMPT, mode, torch.bfloat16) for mode in MODES]
+        for mode, (ours, _) in zip(MODES, launch(run_cases, tensor_parallel_size=2, args=(cases,))[0], strict=True):
             assert float((ours - exact).norm()) <= bound, f"{tiny.name}, {mode}"

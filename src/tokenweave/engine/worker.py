@@ -20,6 +20,7 @@ from tokenweave.engine.runner import RankRunner
 from tokenweave.engine.scheduler import Scheduler
 from tokenweave.engine.step import Step
 from tokenweave.engine.tables import BlockTables
+from tokenweave.engine.warmup import prepare_kernels
 from tokenweave.execute import Executor
 from tokenweave.layers.cache import KVCache
 from tokenweave.models.decoder import Decoder
@@ -34,6 +35,7 @@ def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> N
     channel = LinkChannel(links)
     cache = _open_cache(model, config, channel)
     keep_freed_memory()
+    prepare_kernels(dtype, group.rank)
     tokens, lanes = config.max_tokens_per_step, 2 if config.mode in ("auto", "weave") else 1
     with (
         group.open_collective(model.config.hidden_size, tokens, dtype, lanes) as collective,
