@@ -43,7 +43,7 @@ def oracle() -> Any:
 
 
 def test_twenty_prompts_at_every_rank_count(oracle: Any) -> None:
-    """Each token must be transformers' most likely one after the same beginning, which makes the whole answers equal."""
+    """Each token is transformers' most likely one after the same beginning, so the whole answers are equal."""
     answers: dict[int, list[list[int]]] = {}
     prompts: list[list[int]] = []
     for size in (1, 2, 3, 4):

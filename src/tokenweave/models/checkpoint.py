@@ -135,9 +135,7 @@ def _nbytes(piece: Piece, checkpoint: Checkpoint) -> int:
 def _check_names(wanted: set[str], found: set[str], directory: Path) -> None:
     missing = wanted - found
     left_over = {name for name in found - wanted if name != _TIED_HEAD and not name.endswith(_DERIVED)}
-    faults = [
-        f"{what}: {listed(names)}" for what, names in (("missing", missing), ("left over", left_over)) if names
-    ]
+    faults = [f"{what}: {listed(names)}" for what, names in (("missing", missing), ("left over", left_over)) if names]
     if faults:
         raise ValueError(f"{directory}: the tensors do not fit config.json; {'; '.join(faults)}")
 

@@ -82,12 +82,15 @@ def _one_lane(costs: Costs, load: Load, plan: StepPlan) -> Prediction:
     compute += costs.head(load.rows)
     if plan.mode in ("serial", "nocomm"):
         compute += stages * costs.norm(tokens)
-    communication = stages * {
-        "serial": lambda: costs.all_reduce(tokens),
-        "nocomm": lambda: 0.0,
-        "reordered": lambda: costs.reordered(tokens),
-        "fused": lambda: costs.fused(tokens, plan.budget),
-    }[plan.mode]()
+    communication = (
+        stages
+        * {
+            "serial": lambda: costs.all_reduce(tokens),
+            "nocomm": lambda: 0.0,
+            "reordered": lambda: costs.reordered(tokens),
+            "fused": lambda: costs.fused(tokens, plan.budget),
+        }[plan.mode]()
+    )
     return Prediction(compute + communication, compute, communication)
 
 

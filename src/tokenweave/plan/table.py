@@ -132,9 +132,7 @@ class TunedTable:
                 "contention": costs.contention,
                 "grain": costs.grain,
             },
-            "checks": [
-                [list(c.counts), list(c.contexts), dataclasses.asdict(c.plan), c.seconds] for c in self.checks
-            ],
+            "checks": [[list(c.counts), list(c.contexts), dataclasses.asdict(c.plan), c.seconds] for c in self.checks],
         }
 
     @classmethod
