@@ -274,7 +274,9 @@ def all_checks(group: Group) -> dict[str, object]:
     found: dict[str, object] = {}
     bits = []
     wrong = []
-    for hidden, sizes, dtypes in ((64, SIZES, DTYPES), (577, SIZES, DTYPES), (4096, (1, 3, 33), DTYPES[:2])):
+    for hidden, sizes, dtypes in (
+        (64, SIZES, DTYPES), (577, SIZES, DTYPES[:1]), (577, SIZES[:-1], DTYPES[1:]), (4096, (1, 3, 33), DTYPES[:2]),
+    ):  # fmt: skip
         for dtype in dtypes:
             faults, hashed = fused(group, hidden, dtype, sizes)
             wrong += faults

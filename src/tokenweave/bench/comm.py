@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         rows += _rows(name, launch(measure, args.tp, name, args=job, threads=1, pin=pin), args)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     print(
-        f"{args.tp} ranks, pinned for shared_memory if the cores suffice, one thread each, hidden size {args.hidden}, {args.dtype}; "
-        f"medians of {args.repeats} or more calls, slowest rank\n"
+        f"{args.tp} ranks, pinned for shared_memory if the cores suffice, one thread each, hidden size {args.hidden}, "
+        f"{args.dtype}; medians of {args.repeats} or more calls, slowest rank\n"
         "MB: read and written by a rank, if every operation were one perfect kernel. passes: times a row goes through "
         "memory.\ncopy %: bytes a second, beside those of all ranks at once copying as many bytes as fused moves"
     )
