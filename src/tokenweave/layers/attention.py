@@ -48,7 +48,8 @@ class Attention(nn.Module):
     def forward(self, normed: torch.Tensor, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
         """This rank's partial sum, [T, hidden], in `out` where given, which may be the memory of `normed`."""
         self.rope.reserve(batch)
-        if batch.cache is not None and self._projections[0].fits_kernels(normed, out):
+        cached = batch.cache is not None and batch.cache.keys.dtype == normed.dtype
+        if cached and self._projections[0].fits_kernels(normed, out):
             return self._forward_kernels(normed, batch, torch.empty_like(normed) if out is None else out)
         return self.output(self._attend(self.qkv(normed), batch), out)
 

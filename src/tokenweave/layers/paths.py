@@ -1,14 +1,16 @@
 """When a layer's work goes to the kernels of this package and when to torch's operators.
 
-The figures are of one core of an AMD EPYC (Zen 5) and a [640, 576] matrix that is not in its own caches, kernel against
-torch 2.13, in µs:
+Kernel / torch 2.13, µs, for a [640, 576] matrix that is not in its own caches; one core of an AMD EPYC (Zen 5), and the
+same held to AVX2:
 
-    rows        1         4        16        32        64          512
-    bfloat16    18 / 59   14 / 62  40 / 77   85 / 104  160 / 149   1070 / 826
-    float32     30 / 91   41 / 128 105 / 205 182 / 328 331 / 541   2400 / 3530
-    float16     16 / 31   20 / 121 66 / 480  132 / 979 263 / 1936  2050 / 15115
+    rows                1          4          16          64           512
+    bfloat16            18 / 59    14 / 62    40 / 77     160 / 149    1070 / 826
+    float32             30 / 91    41 / 128   105 / 205   331 / 541    2400 / 3530
+    float16             16 / 31    20 / 121   66 / 480    263 / 1936   2050 / 15115
+    bfloat16, AVX2      18 / 32    47 / 119   184 / 476   701 / 1906
+    float32, AVX2       39 / 86    53 / 129   205 / 205   799 / 516
 
-A kernel uses one core, torch its threads.
+A kernel uses one core, torch its threads: with two it catches up at 16 rows, with more at once or soon after.
 """
 
 import torch
@@ -16,8 +18,13 @@ import torch
 from tokenweave.layers.kernels.views import STORED
 
 ALL = 1 << 62
-# the most rows that the kernels multiply at 1, 2 and more threads of torch
-MOST_ROWS = {torch.bfloat16: (48, 16, 4), torch.float32: (ALL, 16, 4), torch.float16: (ALL, ALL, ALL)}
+_WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
+# the most rows that kernels multiply where torch has 1, 2 and more threads
+MOST_ROWS = {
+    torch.bfloat16: (48 if _WIDE else ALL, 16, 4),
+    torch.float32: (ALL if _WIDE else 16, 16, 4),
+    torch.float16: (ALL, ALL, ALL),  # torch has no fast path for it
+}
 
 
 def uses_kernels(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None = None) -> bool:

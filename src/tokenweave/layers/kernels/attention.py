@@ -16,35 +16,25 @@ from tokenweave.layers.kernels.jit import kernel, part, summing_part
 from tokenweave.layers.kernels.linear import project
 from tokenweave.layers.kernels.simd import (
     LANES,
-    dot_tile_1,
-    dot_tile_4,
     highest,
     narrow,
-    outer_tile_1,
-    outer_tile_4,
     row_at,
     rows_at,
+    total,
     widen,
 )
+from tokenweave.layers.kernels.tiles import dot_tile_1, dot_tile_4, outer_tile_1, outer_tile_4
 
 ROWS = 16  # queries that share one pass over the keys: a block of keys read once serves four tiles
 
 
 @summing_part
 def sum_of_squares(x):
-    total = np.float32(0.0)
+    squares = np.float32(0.0)
     for i in range(x.size):
         value = widen(x[i])
-        total += value * value
-    return total
-
-
-@summing_part
-def sum_of(x):
-    total = np.float32(0.0)
-    for i in range(x.size):
-        total += x[i]
-    return total
+        squares += value * value
+    return squares
 
 
 @part
@@ -112,7 +102,7 @@ def weigh(scores, length, scale):
         scores[i] = exponential(scale * (scores[i] - top))
     for i in range(length, scores.size):
         scores[i] = 0.0
-    return sum_of(scores)
+    return total(scores.ctypes.data, scores.size)
 
 
 @part
@@ -127,11 +117,12 @@ def score_keys(keys, source, stride, length, picked, count, target, pitch):
         number = min(4, length - key)
         if count == 1:
             dot_tile_1(keys, source + key * stride * width, stride, number, queries, size, 1, size,
-                       target + key * 4, pitch)  # fmt: skip
+                       target + key * 4, pitch, False)  # fmt: skip
         else:
             for i in range(0, count, 4):
                 dot_tile_4(keys, source + key * stride * width, stride, number, queries + i * size * width, size,
-                           min(4, count - i), size, target + (i * pitch + key) * 4, pitch)  # fmt: skip
+                           min(4, count - i), size, target + (i * pitch + key) * 4, pitch,
+                           False)  # fmt: skip
 
 
 @part
@@ -174,7 +165,7 @@ def attend(queries, begin, new, heads, context, tables, request, cache, out):
     scale = np.float32(1.0 / np.sqrt(size))
     picked, sums = np.empty((ROWS, size), keys.dtype), np.empty((ROWS, size), np.float32)
     scores, totals = np.empty((ROWS, pitch), np.float32), np.empty(ROWS, np.float32)
-    score, total = scores.ctypes.data, sums.ctypes.data
+    score, summed = scores.ctypes.data, sums.ctypes.data
     for kv_head in range(kv_heads):
         for first in range(0, rows, ROWS):
             count = min(ROWS, rows - first)
@@ -198,12 +189,12 @@ def attend(queries, begin, new, heads, context, tables, request, cache, out):
             for i in range(count):
                 token, head = begin + (first + i) // group, kv_head * group + (first + i) % group
                 target = out.ctypes.data + (token * out.shape[1] + head * size) * width
-                divide(row_at(sums, total + i * size * 4, size), totals[i], row_at(out, target, size))
+                divide(row_at(sums, summed + i * size * 4, size), totals[i], row_at(out, target, size))
 
 
 @part
-def divide(sums, total, out):
-    inverse = np.float32(1.0) / total
+def divide(sums, weight, out):
+    inverse = np.float32(1.0) / weight
     for i in range(out.size):
         out[i] = narrow(out, sums[i] * inverse)
 
