@@ -99,6 +99,7 @@ def test_settings_that_cannot_work(capfd, model) -> None:  # noqa: ANN001
 
 def test_prompts_that_cannot_work(capfd) -> None:  # noqa: ANN001
     refused(capfd, ["generate", "--raw", ""], "empty")
+    refused(capfd, ["generate", ""], "empty")
     refused(capfd, ["generate", "--raw", "word " * 9000], "8192")
 
 

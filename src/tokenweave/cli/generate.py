@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     params = options.sampling_params(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not prompt.strip():  # a chat template would make a question of it
+        raise ValueError("the prompt is empty; give some text")
     with LLM(args.model, **options.engine_options(args)) as llm:
         figures = StreamFigures()
         if args.raw or not llm.tokenizer.has_chat_template:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +21,16 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command: 0 on success, 2 on wrong usage or unusable input, 1 on a failure while running."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains when it flushes at its end
+        return 1
+
+
+def _run(words: list[str]) -> int:
     name = next((n for n in (" ".join(words[:2]), " ".join(words[:1])) if n in COMMANDS), None)
     if name is None:
         return _usage(words)
@@ -34,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        return 1
+    except BrokenPipeError:
+        raise
     except (RuntimeError, OSError) as error:
         return _fail(error, 1)
 

@@ -79,10 +79,7 @@ def sum_lanes(builder: Builder, totals: list[Value]) -> Value:
     def halve(left: Value, right: Value, group: int) -> Value:
         """Lanes in groups; the two halves of each group added, left's groups and right's in turn."""
         low = [
-            start + side + lane
-            for start in range(0, LANES, group)
-            for side in (0, LANES)
-            for lane in range(group // 2)
+            start + side + lane for start in range(0, LANES, group) for side in (0, LANES) for lane in range(group // 2)
         ]
         high = [lane + group // 2 for lane in low]
         return builder.fadd(shuffle(builder, left, right, low), shuffle(builder, left, right, high))

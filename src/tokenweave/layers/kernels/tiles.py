@@ -63,9 +63,7 @@ def _dot_products(context: Any, builder: Builder, dtype: Value) -> tuple[Callabl
         )
     return (
         lambda pointer: load_step(builder, dtype, pointer),
-        lambda a, b, total: multiply_add(
-            builder, a[1], b[1], multiply_add(builder, a[0], b[0], total)
-        ),
+        lambda a, b, total: multiply_add(builder, a[1], b[1], multiply_add(builder, a[0], b[0], total)),
     )
 
 
@@ -114,9 +112,7 @@ def _dot_tile(columns: int) -> Any:
                     a_value = load_operand(pointer)
                     for b_value, total in zip(b_values, row_totals, strict=True):
                         builder.store(multiply(a_value, b_value, builder.load(total)), total)
-            sums = [
-                sum_lanes(builder, [builder.load(row[j]) for row in totals]) for j in range(columns)
-            ]
+            sums = [sum_lanes(builder, [builder.load(row[j]) for row in totals]) for j in range(columns)]
             slots = [cgutils.alloca_once_value(builder, s) for s in sums]
             with cgutils.for_range_slice(builder, whole, length, INT64(1), inc=True) as (k, _):
                 for b_row, slot in zip(b_rows, slots, strict=True):
