@@ -31,4 +31,4 @@ class View:
 
 def empty(dtype: torch.dtype) -> np.ndarray:
     """What stands for a parameter that a layer does not have."""
-    return np.empty(0, STORED[dtype])
+    return np.empty(0, STORED.get(dtype, np.float32))
