@@ -52,12 +52,11 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for name in tqdm(args.collective, unit="collective", disable=None, leave=False):
         job = (args.hidden, getattr(torch, args.dtype), tuple(args.tokens), args.repeats)
-        # Not gloo's ranks: its thread, alone on a core with the one it serves, spins 4 ms when it finds a lock taken.
-        pin = name == "shared_memory" and args.tp <= len(os.sched_getaffinity(0))
+        pin = args.tp <= len(os.sched_getaffinity(0))
         rows += _rows(name, launch(measure, args.tp, name, args=job, threads=1, pin=pin), args)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     print(
-        f"{args.tp} ranks, pinned for shared_memory if the cores suffice, one thread each, hidden size {args.hidden}, "
+        f"{args.tp} ranks, pinned if the cores suffice, one thread each, hidden size {args.hidden}, "
         f"{args.dtype}; medians of {args.repeats} or more calls, slowest rank\n"
         "MB: read and written by a rank, if every operation were one perfect kernel. passes: times a row goes through "
         "memory.\ncopy %: bytes a second, beside those of all ranks at once copying as many bytes as fused moves"

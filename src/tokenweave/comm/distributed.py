@@ -1,11 +1,11 @@
 """The collective over torch.distributed: the fallback that runs anywhere, and the reference."""
 
 import time
-from datetime import timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.comm.control import DEAD, LATE, MAX_RANKS, MISMATCH
@@ -13,11 +13,10 @@ from tokenweave.comm.kernels.sync import LANE_WORDS, LaneWord
 from tokenweave.comm.local import compiled_combine
 from tokenweave.comm.operations import Operation, dtype_code, explain
 from tokenweave.comm.shape import CollectiveShape, check_columns, check_root
+from tokenweave.comm.streams import StreamError, Streams
 from tokenweave.comm.world import World
 from tokenweave.config import partition
 
-# Tags keep apart what a rank is doing, the partials it sends to their owners, and the results that come back.
-_WORDS, _DATA, _RESULTS = 0, 1, 2
 Words = tuple[int, int, int]  # what a rank is doing: operation, rows, columns
 
 
@@ -39,15 +38,15 @@ class Distributed:
 class _Lane:
     """One lane as this rank holds it. Nothing in it is shared with another lane."""
 
-    def __init__(self, shape: CollectiveShape, world: World, number: int, group: dist.ProcessGroup | None) -> None:
-        self.number, self.group = number, group
+    def __init__(self, shape: CollectiveShape, world: World, number: int, streams: Streams) -> None:
+        self.number, self.streams = number, streams
         rank, size = world.rank, world.size
         self.buffer = torch.empty(shape.max_tokens, shape.hidden_size, dtype=shape.dtype)
         most = -(-shape.max_tokens // size)
         self.received = {
             peer: torch.empty(most, shape.hidden_size, dtype=shape.dtype) for peer in range(size) if peer != rank
         }
-        self.peer_words = {peer: torch.empty(3, dtype=torch.int64) for peer in self.received}
+        self.peer_words = {peer: np.empty(3, dtype=np.int64) for peer in self.received}
         self.kernel_words = np.zeros(LANE_WORDS, dtype=np.int64)
         self.kernel_words[LaneWord.SIZE] = size
         self.kernel_words[LaneWord.RANK] = rank
@@ -71,10 +70,8 @@ class DistributedCollective:
         self._world = world
         self._element = dtype_code(shape.dtype) << 8
         self._combine = compiled_combine(shape.dtype_name)
-        self._groups = world.open_lanes(shape.lanes, shape.timeout)
-        self._lanes = [
-            _Lane(shape, world, lane, self._groups[lane] if self._groups else None) for lane in range(shape.lanes)
-        ]
+        self._streams = world.open_lanes(shape.lanes, shape.timeout)
+        self._lanes = [_Lane(shape, world, lane, streams) for lane, streams in enumerate(self._streams)]
         code = Operation.OPEN_COLLECTIVE | self._element | shape.lanes << 16
         self._transfer(self._lanes[0], (code, shape.max_tokens, shape.hidden_size), {}, {})
 
@@ -158,12 +155,11 @@ class DistributedCollective:
         self._transfer(self._lane(lane), (Operation.BARRIER, 0, 0), {}, {})
 
     def close(self) -> None:
-        """Leave the lanes' process groups. A peer that still waits for this rank is told so."""
+        """End the connections. A peer that still waits for this rank sees that."""
         self._lanes = []
-        for group in self._groups:
-            if dist.is_initialized():
-                dist.destroy_process_group(group)
-        self._groups = []
+        for streams in self._streams:
+            streams.close()
+        self._streams = []
 
     def __enter__(self) -> "DistributedCollective":
         return self
@@ -211,40 +207,37 @@ class DistributedCollective:
         """Send this rank's rows of the buffer to every peer, and receive theirs."""
         rows = {peer: own.buffer[partition(tokens, self.size, peer)] for peer in range(self.size)}
         mine = rows.pop(self.rank)
-        self._send_and_receive(own, words, dict.fromkeys(rows, mine), rows, _RESULTS)
+        with self._told(own, words) as deadline:
+            for peer in rows:
+                own.streams.post(peer, _bytes(mine))
+            own.streams.receive({peer: _bytes(part) for peer, part in rows.items()}, deadline)
+            own.streams.flush(deadline)
         return own.buffer[:tokens]
 
     def _transfer(
         self, own: _Lane, words: Words, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor]
     ) -> None:
         """Once every rank is here with the same operation and shape: send tensors to peers, receive others."""
-        told = dict.fromkeys(own.received, torch.tensor(words))
-        self._send_and_receive(own, words, told, own.peer_words, _WORDS)
-        for peer, theirs in own.peer_words.items():
-            if (brought := theirs.tolist()) != list(words):
-                raise self._failure(own, [MISMATCH, peer, own.number, *words, *brought])
-        self._send_and_receive(own, words, sent, received, _DATA)
+        mine = np.array(words, dtype=np.int64).data.cast("B")
+        with self._told(own, words) as deadline:
+            for peer in own.received:  # the data follow at once: a peer that came with something else ends the group
+                own.streams.post(peer, mine, *([_bytes(sent[peer])] if peer in sent else []))
+            words_of = {peer: theirs.data.cast("B") for peer, theirs in own.peer_words.items()}
+            own.streams.receive(words_of, deadline)
+            for peer, theirs in own.peer_words.items():
+                if (brought := theirs.tolist()) != list(words):
+                    raise self._failure(own, [MISMATCH, peer, own.number, *words, *brought])
+            own.streams.receive({peer: _bytes(tensor) for peer, tensor in received.items()}, deadline)
+            own.streams.flush(deadline)
 
-    def _send_and_receive(
-        self, own: _Lane, words: Words, sent: dict[int, torch.Tensor], received: dict[int, torch.Tensor], tag: int
-    ) -> None:
-        if own.group is None:
-            return
-        deadline = time.monotonic() + self.shape.timeout
-        peer = -1
+    @contextmanager
+    def _told(self, own: _Lane, words: Words) -> Iterator[float]:
+        """The deadline of what is sent and received within; a failure of that ends the group."""
         try:
-            works = []
-            for peer, tensor in received.items():
-                if tensor.numel():
-                    works.append((peer, own.group.recv([tensor], peer, tag)))
-            for peer, tensor in sent.items():
-                if tensor.numel():
-                    works.append((peer, own.group.send([tensor], peer, tag)))
-            for peer, work in works:  # noqa: B007  (named in the error)
-                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
-        except RuntimeError as error:
-            reason = LATE if "imed out" in str(error) else DEAD
-            raise self._failure(own, [reason, peer, own.number, *words, 0, 0, 0]) from error
+            yield time.monotonic() + self.shape.timeout
+        except StreamError as error:
+            reason = LATE if error.late else DEAD
+            raise self._failure(own, [reason, error.peer, own.number, *words, 0, 0, 0]) from error
 
     def _failure(self, own: _Lane, finding: list[int]) -> CommunicationError:
         """End the group: peers that wait for this rank see its connections close, and look up the account."""
@@ -252,3 +245,8 @@ class DistributedCollective:
         error = CommunicationError(self._world.end(account, wait=finding[0] == DEAD))
         self.close()
         return error
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data

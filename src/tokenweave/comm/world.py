@@ -1,4 +1,4 @@
-"""A rank's membership in torch.distributed: joining, a process group per lane, and who says why it has ended."""
+"""A rank's membership in torch.distributed: joining, streams for each lane, and who says why it has ended."""
 
 import os
 import time
@@ -6,6 +6,9 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import torch.distributed as dist
+
+from tokenweave.comm.collective import CommunicationError
+from tokenweave.comm.streams import LOOPBACK, Address, StreamError, Streams, connect
 
 _FAILURE = "tokenweave/failure"
 _OPENING_SECONDS = 120.0  # what opening may take beyond the deadline, as ranks may be compiling the kernels
@@ -15,9 +18,12 @@ _ECHO_SECONDS = 0.5  # how long to look for another rank's account of a failure
 class World:
     """Joined when the first collective is opened; alone (size 1) there is nothing to join."""
 
-    def __init__(self, rank: int, size: int, join: Callable[[timedelta], None]) -> None:
+    def __init__(
+        self, rank: int, size: int, join: Callable[[timedelta], None], address: Address | None = None
+    ) -> None:
         self.rank, self.size = rank, size
-        self._join = join
+        self._join, self._address = join, address
+        self._opened = 0  # collectives, on every rank in the same order
         self._joined_here = False
         self._meeting: dist.ProcessGroup | None = None
         self.ended: str | None = None  # why, once an operation has failed
@@ -31,7 +37,7 @@ class World:
             store = dist.FileStore(f"/proc/self/fd/{store_fd}", size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
-        return World(rank, size, join)
+        return World(rank, size, join, LOOPBACK)
 
     @staticmethod
     def of_environment() -> "World":
@@ -45,10 +51,10 @@ class World:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         return World(rank, size, lambda timeout: dist.init_process_group("gloo", timeout=timeout))
 
-    def open_lanes(self, lanes: int, timeout: float) -> list[dist.ProcessGroup]:
-        """A process group for each lane, whose waits end after `timeout` seconds: no two lanes share one."""
+    def open_lanes(self, lanes: int, timeout: float) -> list[Streams]:
+        """Streams for each lane: no two lanes share one. Raises CommunicationError if a rank cannot be reached."""
         if self.size == 1:
-            return []
+            return [Streams({}) for _ in range(lanes)]
         patience = timedelta(seconds=timeout + _OPENING_SECONDS)
         if not dist.is_initialized():
             self._join(patience)
@@ -56,7 +62,16 @@ class World:
         if self._meeting is None:
             self._meeting = dist.new_group(backend="gloo", timeout=patience)
         dist.monitored_barrier(self._meeting, timeout=patience)
-        return [dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout)) for _ in range(lanes)]
+        self._opened += 1
+        key = f"tokenweave/streams/{self._opened}"
+        store = dist.distributed_c10d._get_default_store()
+        try:
+            return connect(store, key, self.rank, self.size, lanes=lanes, timeout=timeout, address=self._address)
+        except StreamError as error:
+            raise CommunicationError(
+                f"rank {self.rank} could not connect to rank {error.peer}; if they are on different hosts, set "
+                "GLOO_SOCKET_IFNAME to the network interface between them"
+            ) from error
 
     def end(self, account: str, *, wait: bool) -> str:
         """Put down why the group has ended, unless another rank has; returns the first account, which all ranks raise.
