@@ -99,7 +99,7 @@ def make_core(
     runner = FakeRunner(
         blocks=blocks, block_size=block_size, slots=len(scheduler.slots.requests), max_context=max_context
     )
-    return EngineCore(scheduler, runner, lambda tokens: StepPlan("fused"), eos_token_ids=eos)
+    return EngineCore(scheduler, runner, lambda counts, contexts: StepPlan("fused"), eos_token_ids=eos)
 
 
 def make_request(ident: int, prompt: list[int], params: SamplingParams | None, *, context: int = 64) -> Request:

@@ -35,7 +35,7 @@ def request(ident: int, length: int, new: int = 4, first: int = 0) -> Request:
 
 def run(scheduler: Scheduler) -> Scheduled:
     """One step, after which each sampled request has one more token, always 7, or is finished."""
-    scheduled = scheduler.schedule(lambda tokens: StepPlan("fused"))
+    scheduled = scheduler.schedule(lambda counts, contexts: StepPlan("fused"))
     assert scheduled is not None
     scheduler.commit(scheduled)
     slots = scheduler.slots
@@ -123,7 +123,7 @@ def test_an_answer_is_a_prefix_too() -> None:
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_nothing_to_do(prefix_caching: bool) -> None:
     scheduler = make(prefix_caching=prefix_caching)
-    assert not scheduler.busy and scheduler.schedule(lambda tokens: StepPlan("fused")) is None
+    assert not scheduler.busy and scheduler.schedule(lambda counts, contexts: StepPlan("fused")) is None
 
 
 class AnyTraffic(RuleBasedStateMachine):
@@ -173,7 +173,7 @@ class AnyTraffic(RuleBasedStateMachine):
         scheduler, slots = self.scheduler, self.scheduler.slots
         under_way = slots.order[slots.length[slots.order] - slots.computed[slots.order] > 1]
         assert under_way.tolist() in ([], slots.order[-1:].tolist()), "a prefill under way is the latest arrival"
-        scheduled = scheduler.schedule(lambda tokens: StepPlan("fused"))
+        scheduled = scheduler.schedule(lambda counts, contexts: StepPlan("fused"))
         assert scheduled is not None, "somebody waits and nobody runs"
         step = scheduled.step
         assert 0 < step.counts.sum() == len(step.token_ids) <= self.tokens

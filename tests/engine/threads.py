@@ -59,7 +59,7 @@ class ThreadRanks:
     def __init__(self, core: EngineCore) -> None:
         self.core, self.failure, self.closed = core, None, False
         self.here, self.there = Link.pair()
-        self.there.send(Ready("shared_memory", core.scheduler.pool.num_blocks))
+        self.there.send(Ready("shared_memory", core.scheduler.pool.num_blocks, ""))
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
 

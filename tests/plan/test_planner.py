@@ -58,9 +58,9 @@ def test_auto_is_the_choice_and_is_remembered(monkeypatch):
 
 def test_a_remembered_cut_never_leaves_the_step():
     """A step that shares a plan may be a little shorter than the one it was made for."""
-    planner, shape = Planner("weave", CALCULATED), StepShape([2000, 1], [2000, 1])
-    planner._known[planner._like(shape)] = StepPlan("weave", 2001)
-    assert 0 < planner.plan(shape.counts, shape.contexts).cut < 2001
+    planner, counts = Planner("weave", CALCULATED), np.array([2000, 1])
+    planner._known[planner._like(counts, counts, 2001)] = StepPlan("weave", 2001)
+    assert 0 < planner.plan(counts, counts).cut < 2001
 
 
 def test_memory_of_plans_is_bounded(monkeypatch):

@@ -1,7 +1,6 @@
 """The engine's core, in rank 0's process: schedule a step, run it, sample, hand out tokens."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -11,10 +10,9 @@ import torch
 from tokenweave.engine.events import REASONS, StepEvents
 from tokenweave.engine.request import Request
 from tokenweave.engine.sampler import Sampler
-from tokenweave.engine.scheduler import Scheduled, Scheduler
+from tokenweave.engine.scheduler import PlanStep, Scheduled, Scheduler
 from tokenweave.engine.stats import StepStats
 from tokenweave.engine.step import Step
-from tokenweave.plan.step import StepPlan
 
 _STOP, _LENGTH = REASONS.index("stop"), REASONS.index("length")
 
@@ -46,7 +44,7 @@ class EngineCore:
         self,
         scheduler: Scheduler,
         runner: Runner,
-        plan: Callable[[int], StepPlan],
+        plan: PlanStep,
         *,
         eos_token_ids: tuple[int, ...] = (),
     ) -> None:

@@ -11,10 +11,12 @@ REASONS = (None, "stop", "length")  # finish reasons, by code
 
 @dataclass(frozen=True)
 class Ready:
-    """The first message: the model is loaded and requests can come."""
+    """The first message: the model is loaded and requests can come. plan_source: where the costs that decide how a
+    step runs come from."""
 
     collective: str
     num_blocks: int
+    plan_source: str
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class LLM:
         config = EngineConfig(**options)
         directory = resolve(model, config.dtype)
         self.model_config = read_config(directory)
-        self.config = _resolved(config, self.model_config)
+        self.config = resolved(config, self.model_config)
         self.tokenizer = Tokenizer(directory)
         self.last_completion: Completion | None = None
         ranks = start_ranks(
@@ -81,6 +81,11 @@ class LLM:
     @property
     def collective_in_use(self) -> str:
         return self._ready.collective
+
+    @property
+    def plan_source(self) -> str:
+        """Where the costs come from by which mode "auto" decides: a tuned table, or why there is none for here."""
+        return self._ready.plan_source
 
     @property
     def pids(self) -> list[int]:
@@ -254,7 +259,7 @@ def _open(item: Arrival | BaseException) -> Arrival:
     return item
 
 
-def _resolved(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+def resolved(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     """`config` with its "auto" values decided for this model. Raises ValueError for what the model cannot do."""
     for rank in range(config.tensor_parallel_size):
         shard(model, config.tensor_parallel_size, rank)

@@ -12,6 +12,9 @@ from tokenweave.engine.slots import Slots
 from tokenweave.engine.step import Step
 from tokenweave.plan.step import StepPlan
 
+# (new tokens, context lengths with them), both [requests] -> how the step runs
+PlanStep = Callable[[np.ndarray, np.ndarray], StepPlan]
+
 
 @dataclass(frozen=True)
 class Scheduled:
@@ -87,8 +90,8 @@ class Scheduler:
         request.blocks = []
         return request
 
-    def schedule(self, plan: Callable[[int], StepPlan]) -> Scheduled | None:
-        """The next step, its plan chosen by its number of tokens; None if nobody has anything to run."""
+    def schedule(self, plan: PlanStep) -> Scheduled | None:
+        """The next step, run as `plan` says; None if nobody has anything to run."""
         slots, draft = self.slots, _Draft(self.max_tokens)
         order = slots.order
         remaining = slots.length[order] - slots.computed[order]
@@ -205,7 +208,7 @@ class Scheduler:
         self.waiting[request.ident] = request
         self.waiting.move_to_end(request.ident, last=False)
 
-    def _describe(self, decodes: np.ndarray, draft: _Draft, plan: Callable[[int], StepPlan]) -> Scheduled:
+    def _describe(self, decodes: np.ndarray, draft: _Draft, plan: PlanStep) -> Scheduled:
         slots = self.slots
         chunk_slots, chunk_counts = np.array(draft.chunks, dtype=np.int32).reshape(-1, 2).T
         scheduled = np.concatenate((decodes, chunk_slots)).astype(np.int32)
@@ -220,7 +223,7 @@ class Scheduler:
         scored, targets, scored_slots = self._scored(scheduled, starts, ends, np.flatnonzero(scoring))
         table = np.array(draft.entries, dtype=np.int32).reshape(-1, 3).T
         step = Step(
-            plan=plan(int(ends[-1])),
+            plan=plan(counts, starts + counts),
             slots=scheduled,
             starts=starts,
             counts=counts,

@@ -1,7 +1,6 @@
 """What each rank process of an engine runs."""
 
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,10 +21,11 @@ from tokenweave.engine.step import Step
 from tokenweave.engine.tables import BlockTables
 from tokenweave.engine.warmup import prepare_kernels
 from tokenweave.execute import Executor
+from tokenweave.execute.machine import hardware_here, tune_key
 from tokenweave.layers.cache import KVCache
 from tokenweave.models.decoder import Decoder
 from tokenweave.models.loading import load_model
-from tokenweave.plan import plan_step
+from tokenweave.plan import Planner
 
 
 def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> None:
@@ -42,9 +42,12 @@ def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> N
         closing(Executor(model, collective, max_tokens=tokens)) as executor,
     ):
         runner = RankRunner(executor, collective, _make_tables(cache, config))
+        key = tune_key(group, collective, model, max_tokens=tokens)
         if group.rank == 0:
-            core = _make_core(model, _Lead(channel, runner), cache, config)
-            links.parent.send(Ready(group.collective, cache.num_blocks))
+            planner = Planner.open(config.mode, model.config, key, hardware_here(group))
+            planner.plan([1], [1])  # 10 ms the first time
+            core = _make_core(model, _Lead(channel, runner), cache, config, planner)
+            links.parent.send(Ready(group.collective, cache.num_blocks, planner.source))
             serve(links.parent, core)
         else:
             _follow(channel, runner)
@@ -79,7 +82,7 @@ def _make_tables(cache: KVCache, config: EngineConfig) -> BlockTables:
     return BlockTables(slots=slots, max_context=config.max_model_len, cache=cache)
 
 
-def _make_core(model: Decoder, runner: "_Lead", cache: KVCache, config: EngineConfig) -> EngineCore:
+def _make_core(model: Decoder, runner: "_Lead", cache: KVCache, config: EngineConfig, planner: Planner) -> EngineCore:
     assert config.max_model_len is not None
     scheduler = Scheduler(
         BlockPool(cache.num_blocks),
@@ -89,7 +92,7 @@ def _make_core(model: Decoder, runner: "_Lead", cache: KVCache, config: EngineCo
         max_context=config.max_model_len,
         prefix_caching=config.enable_prefix_caching,
     )
-    return EngineCore(scheduler, runner, partial(plan_step, config.mode), eos_token_ids=model.config.eos_token_ids)
+    return EngineCore(scheduler, runner, planner.plan, eos_token_ids=model.config.eos_token_ids)
 
 
 class _Lead:

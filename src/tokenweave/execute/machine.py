@@ -1,0 +1,92 @@
+"""What a plan has to know of the machine it is made for: taken at start, by all ranks together."""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from math import inf
+from pathlib import Path
+
+import torch
+
+from tokenweave.comm.collective import Collective
+from tokenweave.comm.group import Group
+from tokenweave.models.decoder import Decoder
+from tokenweave.plan.hardware import Hardware, cpu
+from tokenweave.plan.table import TuneKey, model_dimensions
+
+# The least of so many counts: what else the machine does only adds. Between bursts the ranks sleep a little, so that
+# the system puts gloo's threads where they had better be: in one long burst some took 3 times as long to the end.
+BURSTS, LATENCY_CALLS, BANDWIDTH_CALLS = 8, 12, 1
+BANDWIDTH_BYTES = 1 << 19  # 4 ms a call at 1 Gbit/s
+
+
+def tune_key(group: Group, collective: Collective, model: Decoder, *, max_tokens: int) -> TuneKey:
+    """What measured costs of this model on these ranks hold for. All ranks call it together; `collective` is idle."""
+    latency, bandwidth = link_fingerprint(group, collective, model.config.hidden_size, model.dtype, max_tokens)
+    return TuneKey(
+        device=device_name(),
+        processors=len(os.sched_getaffinity(0)),
+        threads=torch.get_num_threads(),
+        hosts=-(-group.size // int(os.environ.get("LOCAL_WORLD_SIZE", group.size))),  # as torchrun tells it
+        model=model_dimensions(model.config),
+        tensor_parallel_size=group.size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        collective=group.collective,
+        version=version("tokenweave"),
+        link_latency=latency,
+        link_bandwidth=bandwidth,
+    )
+
+
+def hardware_here(group: Group) -> Hardware:
+    """Facts about this rank's part of the machine."""
+    return cpu(torch.get_num_threads(), shared_memory=group.collective == "shared_memory")
+
+
+def link_fingerprint(
+    group: Group, collective: Collective, hidden_size: int, dtype: torch.dtype, max_tokens: int
+) -> tuple[float, float]:
+    """Seconds of the fused operation on one row, and bytes/s that cross a rank's link one way on many; zeros if there
+    is nobody to talk to. It is the fused operation that a plan weighs.
+    """
+    if group.size == 1:
+        return 0.0, 0.0
+    row_bytes = hidden_size * dtype.itemsize
+    many = min(max_tokens, max(2, BANDWIDTH_BYTES // row_bytes))
+    latency = seconds = inf
+    for _ in range(BURSTS):
+        time.sleep(0.001)
+        latency = min(latency, _least(collective, group, 1, hidden_size, dtype, LATENCY_CALLS))
+        seconds = min(seconds, _least(collective, group, many, hidden_size, dtype, BANDWIDTH_CALLS))
+    crossing = 2 * (group.size - 1) / group.size * many * row_bytes  # partials to their owners, results back
+    return latency, crossing / max(seconds - latency, 0.1 * seconds)
+
+
+def _least(
+    collective: Collective, group: Group, tokens: int, hidden_size: int, dtype: torch.dtype, calls: int
+) -> float:
+    """Seconds of the fastest of `calls` fused operations; the first, which meets cold memory, does not count."""
+    rows = group.rows(tokens)
+    partial = collective.buffer(0, tokens).zero_()
+    residual = torch.zeros(rows.stop - rows.start, hidden_size, dtype=dtype)
+    weight = torch.ones(hidden_size, dtype=dtype)
+    return min(
+        _timed(lambda: collective.all_reduce_add_rms_norm(partial, residual, weight, 1e-5)) for _ in range(calls + 1)
+    )
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def device_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name."""
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
