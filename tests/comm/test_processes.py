@@ -168,15 +168,17 @@ def surroundings(group: Group) -> dict[str, object]:
         c.barrier()
         found = {
             "threads": torch.get_num_threads(), "cores": sorted(os.sched_getaffinity(0)), "shm": os.listdir("/dev/shm"),
-            "listening": listening(), "path": sys.path, "session": os.getsid(0) == os.getpid(),
+            "listening": listening(), "gloo": os.environ.get("GLOO_SOCKET_IFNAME"), "path": sys.path,
+            "session": os.getsid(0) == os.getpid(),
         }  # fmt: skip
         c.barrier()
         return found
 
 
 @pytest.mark.parametrize("collective", ("shared_memory", "distributed"))
-def test_surroundings_of_a_rank(collective: str) -> None:
+def test_surroundings_of_a_rank(collective: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sockets only on loopback, and none at all in shared memory, which leaves no names in /dev/shm."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     before = os.listdir("/dev/shm")
     for found in launch(surroundings, 2, collective, threads=3):
         assert found["threads"] == 3
@@ -186,6 +188,8 @@ def test_surroundings_of_a_rank(collective: str) -> None:
         assert isinstance(addresses, list)
         assert all(address == "127.0.0.1" for address in addresses)
         assert bool(addresses) == (collective == "distributed")
+        # Without it gloo listens on whatever address the host's name means.
+        assert found["gloo"] == ("lo" if collective == "distributed" else None)
         assert set(found["shm"]) <= set(before)  # type: ignore[call-overload]
     assert os.listdir("/dev/shm") == before
 
