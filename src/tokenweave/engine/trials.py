@@ -1,0 +1,64 @@
+"""Rank processes that run steps of the caller's making, for tuning and benchmarks."""
+
+from pathlib import Path
+from types import TracebackType
+
+from tokenweave.comm.processes import start_ranks
+from tokenweave.config.foreign import read_config
+from tokenweave.engine.config import EngineConfig
+from tokenweave.engine.llm import resolved
+from tokenweave.models.resolve import resolve
+from tokenweave.plan.hardware import Hardware
+from tokenweave.plan.table import TuneKey
+from tokenweave.plan.trial import Trial, TrialResult
+
+WORKER = "tokenweave.execute.measure:main"
+
+
+class TrialRanks:
+    """A model on as many ranks, threads and cores as `LLM` would run it on with the same EngineConfig. A context
+    manager. key, hardware: of rank 0, which is where plans are made.
+
+    Raises ValueError as LLM does.
+    """
+
+    def __init__(self, model: str | Path | None, config: EngineConfig, *, max_tokens: int) -> None:
+        directory = resolve(model, config.dtype)
+        self.model_config = read_config(directory)
+        config = resolved(config, self.model_config)
+        assert config.max_model_len is not None
+        self.context = min(config.max_model_len, 2 * max_tokens)  # the longest of a trial's contexts
+        self._ranks = start_ranks(
+            WORKER,
+            config.tensor_parallel_size,
+            (directory, config.dtype, max_tokens, max(self.context, max_tokens)),
+            collective=config.collective,
+            device=config.device,
+            timeout=config.timeout,
+            threads=config.threads,
+            pin=config.pin,
+        )
+        try:
+            self.key: TuneKey
+            self.hardware: Hardware
+            here = [self._ranks.receive(rank) for rank in range(self._ranks.size)]
+            self.key, self.hardware = here[0].key, here[0].hardware
+        except BaseException:
+            self._ranks.close(grace=0.0)
+            raise
+
+    def run(self, trial: Trial) -> TrialResult:
+        for rank in range(self._ranks.size):
+            self._ranks.send(rank, trial)
+        return TrialResult([self._ranks.receive(rank) for rank in range(self._ranks.size)])
+
+    def __enter__(self) -> "TrialRanks":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            for rank in range(self._ranks.size):
+                self._ranks.send(rank, None)
+        self._ranks.close(grace=1.0 if kind is None else 0.0)
