@@ -18,9 +18,7 @@ _ECHO_SECONDS = 0.5  # how long to look for another rank's account of a failure
 class World:
     """Joined when the first collective is opened; alone (size 1) there is nothing to join."""
 
-    def __init__(
-        self, rank: int, size: int, join: Callable[[timedelta], None], address: Address | None = None
-    ) -> None:
+    def __init__(self, rank: int, size: int, join: Callable[[timedelta], None], address: Address | None = None) -> None:
         self.rank, self.size = rank, size
         self._join, self._address = join, address
         self._opened = 0  # collectives, on every rank in the same order
