@@ -1,0 +1,185 @@
+"""tokenweave bench network: prefill on two ranks with a slow link between them, mode by mode and rate by rate.
+
+Each rank has a core and a network namespace of its own (see `namespaces`); needs root, and iproute2.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from tokenweave.bench import output
+from tokenweave.bench.namespaces import NetworkRanks
+from tokenweave.config import ModelConfig
+from tokenweave.config.foreign import read_config
+from tokenweave.models.resolve import resolve
+from tokenweave.plan import Planner, StepPlan
+from tokenweave.plan.choose import cuts
+from tokenweave.plan.hardware import cpu
+from tokenweave.plan.shape import StepShape
+from tokenweave.plan.table import TuneKey
+from tokenweave.plan.trial import RankTimes, Trial, TrialResult
+
+RATES = (200, 500, 1000, 1500, 2000, 5000, 10000)  # Mbit/s
+SCAN_ROUNDS = 3  # in which the cut is found, apart from the rounds that are compared
+PLAIN = (StepPlan("nocomm"), StepPlan("serial"), StepPlan("fused"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", help="directory, .gguf file or hub id; default: the demo model")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1024], help="prompt lengths (default: 1024)")
+    parser.add_argument("--rates", type=float, nargs="+", default=list(RATES), help="Mbit/s (default: 200 to 10000)")
+    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds; medians are shown (default: 15)")
+    output.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if min(args.tokens) < 2 or min(args.rates) <= 0 or args.rounds < 2:
+        raise ValueError("--tokens and --rounds must be at least 2, --rates more than 0")
+    if args.plot:
+        output.figure()  # refuses before the work, not after it
+    rows = measure(args.model, args.dtype, args.tokens, args.rates, args.rounds)
+    print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
+    print(
+        f"2 ranks, a core and a network namespace each, {args.dtype}; prefill in ms, medians of {args.rounds} "
+        "interleaved rounds, slowest rank.\ncompute: without communication. communication: of fused, without waiting "
+        "for the slower rank. bound: the larger of the two.\n÷: of the same round; auto's is to the better of serial "
+        "and fused, with its upper 95 % bound"
+    )
+    if args.json:
+        output.write_json(args.json, rows)
+    if args.plot:
+        plot(args.plot, rows)
+    return 0
+
+
+def measure(
+    model: str | None, dtype: str, tokens: Sequence[int], rates: Sequence[float], rounds: int
+) -> list[dict[str, Any]]:
+    """A row of figures for each rate and prompt length."""
+    directory = resolve(model, dtype)
+    config = read_config(directory)
+    if config.max_position_embeddings < max(tokens):
+        raise ValueError(f"the model's context is {config.max_position_embeddings} tokens, got {max(tokens)}")
+    settings = {"directory": str(directory), "dtype": dtype, "max_tokens": max(tokens)}
+    rows = []
+    with NetworkRanks("tokenweave.bench.network_rank", settings) as ranks:
+        ranks.ask("go")  # loads the model
+        with tqdm(total=len(rates) * len(tokens), unit="point", disable=None, leave=False) as bar:
+            for rate in rates:
+                ranks.set_rate(rate * 1e6)
+                trials = _Trials(ranks)
+                planner = _planner(trials, config, dtype)
+                for count in tokens:
+                    bar.set_description(f"{rate:g} Mbit/s, {count} tokens")
+                    rows.append({"Mbit/s": rate, "tokens": count} | _row(trials, planner, count, rounds))
+                    bar.update()
+    return rows
+
+
+class _Trials:
+    """Trials on ranks that are reached by JSON lines."""
+
+    def __init__(self, ranks: NetworkRanks) -> None:
+        self._ranks = ranks
+        self.last: list[RankTimes] = []
+
+    def key(self) -> TuneKey:
+        """Of the link as it is now."""
+        words = self._ranks.ask({"key": True})[0]
+        return TuneKey(**words | {"model": tuple(words["model"])})
+
+    def run(self, trial: Trial) -> TrialResult:
+        answers = self._ranks.ask({"trial": asdict(trial)})
+        self.last = [RankTimes(**{name: np.array(v) for name, v in answer.items()}) for answer in answers]
+        return TrialResult(self.last)
+
+
+def _planner(trials: _Trials, config: ModelConfig, dtype: str) -> Planner:
+    return Planner.open("auto", config, trials.key(), cpu(1, shared_memory=False))
+
+
+def _row(trials: _Trials, planner: Planner, tokens: int, rounds: int) -> dict[str, Any]:
+    shape = StepShape([tokens], [tokens])
+    woven = [StepPlan("weave", cut) for cut in cuts(shape, planner.costs.grain)]
+    scan = _run(trials, [*PLAIN, *woven], tokens, SCAN_ROUNDS + 1)[:, 1:]  # the first round warms up
+    weave = woven[int(np.median(scan[len(PLAIN) :], axis=1).argmin())]
+    auto = planner.plan([tokens], [tokens])
+    plans = list(dict.fromkeys([*PLAIN, weave, auto]))  # an auto that is one of the others is that one
+    seconds = dict(zip(plans, _run(trials, plans, tokens, rounds), strict=True))
+    communication = _communication(trials.last, plans.index(StepPlan("fused")))
+    nocomm, serial, fused = (seconds[plan] for plan in PLAIN)
+    best = min(serial, fused, key=np.median)
+    compute = float(np.median(nocomm))
+    return {
+        "compute": 1e3 * compute,
+        "communication": 1e3 * communication,
+        "bound": 1e3 * max(compute, communication),
+        "serial": 1e3 * float(np.median(serial)),
+        "fused": 1e3 * float(np.median(fused)),
+        "weave": 1e3 * float(np.median(seconds[weave])),
+        "cut": weave.cut,
+        "auto": 1e3 * float(np.median(seconds[auto])),
+        "plan": f"{auto.mode} {auto.cut}" if auto.mode == "weave" else auto.mode,
+        "serial ÷ weave": float(np.median(serial / seconds[weave])),
+        "fused ÷ weave": float(np.median(fused / seconds[weave])),
+        "auto ÷ best": float(np.median(seconds[auto] / best)),
+        "95 %": upper_bound(seconds[auto] / best),
+    }
+
+
+def _run(trials: _Trials, plans: Sequence[StepPlan], tokens: int, rounds: int) -> np.ndarray:
+    """Seconds [plans, rounds] of the slowest rank."""
+    trial = Trial(counts=(tokens,), contexts=(tokens,), plans=tuple(plans), rounds=rounds)
+    return trials.run(trial).steps
+
+
+def _communication(ranks: Sequence[RankTimes], plan: int) -> float:
+    """Median seconds of all operations of a step; the last to come to one waits for nobody."""
+    operations = np.min([rank.reductions[plan] for rank in ranks], axis=0)
+    return float(np.median(operations.sum(axis=1)))
+
+
+def upper_bound(ratios: np.ndarray) -> float:
+    """The upper 95 % bound of the mean ratio: a one-sided t bound of its logarithm."""
+    logs = np.log(ratios)
+    return math.exp(logs.mean() + _student(len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
+
+
+def _student(freedom: int) -> float:
+    """The 95 % point of Student's distribution (a Cornish-Fisher series, within 0.1 % from 4 degrees of freedom on)."""
+    z = 1.6448536
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3f}" if value < 20 else f"{value:.0f}"
+    return str(value)
+
+
+def plot(path: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Time against link rate, a panel for each prompt length."""
+    counts = sorted({row["tokens"] for row in rows})
+    fig, axes = output.figure(width=6.5 * len(counts), height=4.5)
+    axes.remove()
+    for index, count in enumerate(counts):
+        part = fig.add_subplot(1, len(counts), index + 1)
+        chosen = sorted((row for row in rows if row["tokens"] == count), key=lambda row: row["Mbit/s"])
+        rates = [row["Mbit/s"] for row in chosen]
+        for mode, style in (("serial", "s-"), ("fused", "o-"), ("weave", "D-"), ("auto", "k:")):
+            part.plot(rates, [row[mode] for row in chosen], style, label=mode)
+        bound = [row["bound"] for row in chosen]
+        part.fill_between(rates, bound, alpha=0.15, color="gray", label="max(compute, communication)")
+        part.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="prefill, ms", title=f"{count} tokens")
+        part.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        part.minorticks_off()
+        part.legend()
+    fig.savefig(path)
