@@ -66,7 +66,7 @@ def measure(
     config = read_config(directory)
     if config.max_position_embeddings < max(tokens):
         raise ValueError(f"the model's context is {config.max_position_embeddings} tokens, got {max(tokens)}")
-    settings = {"directory": str(directory), "dtype": dtype, "max_tokens": max(tokens)}
+    settings = {"directory": str(directory), "dtype": dtype, "max_tokens": max(tokens), "cache_tokens": max(tokens)}
     rows = []
     with NetworkRanks("tokenweave.bench.network_rank", settings) as ranks:
         ranks.ask("go")  # loads the model

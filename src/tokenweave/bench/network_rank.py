@@ -1,6 +1,7 @@
 """One rank of `bench network`: python -m tokenweave.bench.network_rank SETTINGS, started by `namespaces` only.
 
-It answers questions, a JSON line each: {"trial": ...} with what the steps took, {"key": true} with the link as it is.
+It answers questions, a JSON line each: {"trial": ...} with what the steps took, {"record": a trial} with what happened
+when in them, {"key": true} with the link as it is.
 """
 
 import json
@@ -19,6 +20,7 @@ import torch
 from tokenweave.comm.environment import group_from_environment
 from tokenweave.execute.machine import tune_key
 from tokenweave.execute.measure import TrialRunner
+from tokenweave.execute.timeline import record_trial
 from tokenweave.layers.kernels.warm_up import warm_up
 from tokenweave.models.loading import load_model
 from tokenweave.plan.step import StepPlan
@@ -37,20 +39,26 @@ def main() -> None:
 
     answer("started")
     next(questions)  # the link is there
-    tokens, dtype = settings["max_tokens"], getattr(torch, settings["dtype"])
+    dtype = getattr(torch, settings["dtype"])
+    sizes = {name: settings[name] for name in ("max_tokens", "cache_tokens")}
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     model = load_model(Path(settings["directory"]), rank=rank, size=size, dtype=dtype)
     warm_up(dtype)
-    with group_from_environment("distributed") as group:
-        with group.open_collective(model.config.hidden_size, tokens, dtype, 2) as collective:
-            with closing(TrialRunner(model, collective, max_tokens=tokens, cache_tokens=tokens)) as runner:
-                answer("ready")
-                for question in questions:
-                    if "trial" in question:
-                        times = runner.run(_trial(question["trial"]))
-                        answer({name: array.tolist() for name, array in vars(times).items()})
-                    else:
-                        answer(asdict(tune_key(group, collective, model, max_tokens=tokens)))
+    with (
+        group_from_environment("distributed") as group,
+        group.open_collective(model.config.hidden_size, sizes["max_tokens"], dtype, 2) as collective,
+        closing(TrialRunner(model, collective, **sizes)) as runner,
+    ):
+        answer("ready")
+        for question in questions:
+            if "trial" in question:
+                times = runner.run(_trial(question["trial"]))
+                answer({name: array.tolist() for name, array in vars(times).items()})
+            elif "record" in question:
+                steps = record_trial(runner.executor, runner.cache, _trial(question["record"]))
+                answer([[asdict(step) for step in round_] for round_ in steps])
+            else:
+                answer(asdict(tune_key(group, collective, model, max_tokens=sizes["max_tokens"])))
 
 
 def _questions() -> Iterator[Any]:
