@@ -10,7 +10,7 @@ import torch
 
 from tokenweave.bench import output
 from tokenweave.bench.namespaces import NetworkRanks
-from tokenweave.cli.trace_files import figures, picture, write_chrome
+from tokenweave.cli.trace_files import picture, table, write_chrome
 from tokenweave.comm import Group, launch
 from tokenweave.config.foreign import read_config
 from tokenweave.engine.config import EngineConfig
@@ -55,15 +55,18 @@ def run(args: argparse.Namespace) -> int:
         longest = model.max_position_embeddings
         raise ValueError(f"tokens must be in [1, {longest}], the model's context, got {max(contexts)}")
     plans = tuple(plan_step(mode, sum(counts)) for mode in args.mode)
+    if "weave" in args.mode and "fused" not in args.mode:
+        plans += (StepPlan("fused"),)  # what the woven step is compared with
     trial = Trial(counts=counts, contexts=contexts, plans=plans, rounds=ROUNDS + 1)
     if args.link is None:
         ranks = launch(record, args.tp, config.collective, args=(directory, config.dtype, trial))
     else:
         ranks = over_link(args, directory, config.dtype, trial)
-    steps = typical(ranks)
+    recorded = typical(ranks)
+    steps, fused = recorded[: len(args.mode)], next((s for s in recorded if s[0].plan.mode == "fused"), None)
     write_chrome(args.trace, steps)
-    picture(args.plot, steps, layers=model.num_hidden_layers)
-    print(figures(steps))
+    picture(args.plot, steps, fused, layers=model.num_hidden_layers)
+    print(table(steps, fused))
     print(f"the median of {ROUNDS} steps; {args.trace} opens at ui.perfetto.dev, {args.plot} is the picture")
     return 0
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +18,52 @@ def title(step: RecordedStep) -> str:
     return f"weave, cut at {step.plan.cut}" if step.plan.mode == "weave" else step.plan.mode
 
 
-def figures(steps: Sequence[Sequence[RecordedStep]]) -> str:
-    """A table in ms: communication is hidden or exposed, or took the time from the compute beside it."""
-    rows = [
-        [title(step), str(step.rank), *(f"{1e3 * value:.1f}" for value in (
-            step.seconds, step.total("compute"), step.total("communication"), step.hidden, step.exposed, step.taken,
-        ))]
-        for ranks in steps for step in ranks
-    ]  # fmt: skip
-    headers = ["ms", "rank", "step", "compute", "communication", "hidden", "exposed", "from compute"]
-    return "\n".join([output.table(headers, rows), *_shares(steps)])
+@dataclass(frozen=True)
+class Figures:
+    """Seconds of a recorded step. slower: what compute takes longer than in the fused step of the same trace, for the
+    cut and for what communication beside it takes from the core. hidden: communication that costs no time, that beside
+    compute less `slower`."""
+
+    step: float
+    compute: float
+    communication: float
+    exposed: float
+    slower: float
+
+    @property
+    def hidden(self) -> float:
+        return self.communication - self.exposed - self.slower
 
 
-def _shares(steps: Sequence[Sequence[RecordedStep]]) -> list[str]:
-    """How much of the communication is hidden, by the woven step's events and by what it saves."""
-    by_mode = {ranks[0].plan.mode: ranks for ranks in steps}
-    if not {"fused", "weave"} <= by_mode.keys():
+def figures_of(step: RecordedStep, fused: RecordedStep | None) -> Figures:
+    """fused: the same rank's fused step, needed of a woven one."""
+    compute = step.total("compute")
+    slower = compute - fused.total("compute") if step.plan.mode == "weave" and fused else 0.0
+    return Figures(step.seconds, compute, step.total("communication"), step.exposed, slower)
+
+
+def table(steps: Sequence[Sequence[RecordedStep]], fused: Sequence[RecordedStep] | None) -> str:
+    """In ms. fused: every rank's fused step."""
+    rows = []
+    for ranks in steps:
+        for step in ranks:
+            own = figures_of(step, fused[step.rank] if fused else None)
+            values = (own.step, own.compute, own.communication, own.exposed, own.slower, own.hidden)
+            rows.append([title(step), str(step.rank), *(f"{1e3 * value:.1f}" for value in values)])
+    headers = ["ms", "rank", "step", "compute", "communication", "exposed", "slower compute", "hidden"]
+    return "\n".join([output.table(headers, rows), *_shares(steps, fused)])
+
+
+def _shares(steps: Sequence[Sequence[RecordedStep]], fused: Sequence[RecordedStep] | None) -> list[str]:
+    """How much of the communication is hidden, by the woven step's events and by what it saves, of all ranks."""
+    woven = next((ranks for ranks in steps if ranks[0].plan.mode == "weave"), None)
+    if woven is None or fused is None or not any(step.total("communication") for step in fused):
         return []
-    fused, woven = by_mode["fused"], by_mode["weave"]
-    events = _sum(woven, "hidden") / max(_communication(woven), 1e-9)
-    saved = (_sum(fused, "seconds") - _sum(woven, "seconds")) / max(_communication(fused), 1e-9)
-    return [f"hidden, by its events: {events:.1%} of communication; fused - weave: {saved:.1%} of that in fused"]
-
-
-def _sum(ranks: Sequence[RecordedStep], what: str) -> float:
-    return sum(getattr(step, what) for step in ranks)
-
-
-def _communication(ranks: Sequence[RecordedStep]) -> float:
-    return sum(step.total("communication") for step in ranks)
+    own = [figures_of(step, fused[step.rank]) for step in woven]
+    share = sum(f.hidden for f in own) / sum(f.communication for f in own)
+    saved = sum(f.seconds - f_woven.step for f, f_woven in zip(fused, own, strict=True))
+    saved /= sum(step.total("communication") for step in fused)
+    return [f"weave hides {share:.1%} of its communication; it saves {saved:.1%} of that of fused"]
 
 
 def write_chrome(path: str, steps: Sequence[Sequence[RecordedStep]]) -> None:
@@ -72,7 +90,9 @@ def _named(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def picture(path: str, steps: Sequence[Sequence[RecordedStep]], *, layers: int) -> None:
+def picture(
+    path: str, steps: Sequence[Sequence[RecordedStep]], fused: Sequence[RecordedStep] | None, *, layers: int
+) -> None:
     """Lanes over time: a panel for each plan, all on one scale, showing the layers in the middle of the model."""
     first = max(0, (layers - SHOWN_LAYERS) // 2)
     names = [f"layers.{layer}." for layer in range(first, min(layers, first + SHOWN_LAYERS))]
@@ -81,7 +101,7 @@ def picture(path: str, steps: Sequence[Sequence[RecordedStep]], *, layers: int) 
     axes.remove()
     grid = fig.add_gridspec(len(steps), 1, height_ratios=heights)
     panels = [fig.add_subplot(grid[index, 0]) for index in range(len(steps))]
-    widest = max(_panel(panel, ranks, names) for panel, ranks in zip(panels, steps, strict=True))
+    widest = max(_panel(panel, ranks, fused, names) for panel, ranks in zip(panels, steps, strict=True))
     for panel in panels:
         panel.set_xlim(0, widest)
     panels[-1].set_xlabel(f"ms, of {len(names)} layers in the middle of {layers}")
@@ -95,7 +115,9 @@ def _rows(ranks: Sequence[RecordedStep]) -> list[tuple[int, int]]:
     return [(step.rank, lane) for step in ranks for lane in sorted({event.lane for event in step.events})]
 
 
-def _panel(panel: Any, ranks: Sequence[RecordedStep], names: Sequence[str]) -> float:
+def _panel(
+    panel: Any, ranks: Sequence[RecordedStep], fused: Sequence[RecordedStep] | None, names: Sequence[str]
+) -> float:
     """Draw one plan's steps; returns how many ms it shows."""
     rows = _rows(ranks)
     shown = [e for step in ranks for e in step.events if e.stage.startswith(tuple(names))]
@@ -115,7 +137,8 @@ def _panel(panel: Any, ranks: Sequence[RecordedStep], names: Sequence[str]) -> f
     many = len({lane for _, lane in rows}) > 1
     panel.set_yticks(range(len(rows)), [f"rank {r}" + (f" {LANES[lane]}" if many else "") for r, lane in rows])
     slowest = max(ranks, key=lambda step: step.total("compute"))
-    ms = [f"{1e3 * t:.0f}" for t in (slowest.seconds, slowest.total("communication"), slowest.hidden, slowest.exposed)]
+    found = figures_of(slowest, fused[slowest.rank] if fused else None)
+    ms = [f"{1e3 * t:.0f}" for t in (found.step, found.communication, found.hidden, found.exposed)]
     words = f"{title(slowest)}: step {ms[0]} ms; communication {ms[1]}, hidden {ms[2]}, exposed {ms[3]}"
     panel.set_title(words, loc="left", fontsize=9)
     panel.spines[["top", "right"]].set_visible(False)

@@ -23,15 +23,13 @@ _OPERATIONS = ("all_reduce_add_rms_norm", "all_reduce", "reduce_scatter", "all_g
 
 @dataclass(frozen=True)
 class Event:
-    """stage: its name. begin, end: seconds of time.perf_counter, which all processes of a host share. used: seconds of
-    a core that compute got of that, less than end - begin where communication took its core from it."""
+    """stage: its name. begin, end: seconds of time.perf_counter, which all processes of a host share."""
 
     stage: str
     lane: int
     kind: Kind
     begin: float
     end: float
-    used: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -56,22 +54,8 @@ class RecordedStep:
         return sum(event.seconds for event in self.events if event.kind == kind)
 
     @property
-    def exposed(self) -> float:
-        """Seconds of communication in which this rank computed nothing."""
-        return self.total("communication") - self._beside()
-
-    @property
-    def taken(self) -> float:
-        """Seconds by which communication made the compute beside it slower: those of its core that it did not get."""
-        return sum(event.seconds - event.used for event in self._computed_beside())
-
-    @property
-    def hidden(self) -> float:
-        """Seconds that the step is shorter than if it had communicated after computing: communication beside compute,
-        less what it took from that."""
-        return self._beside() - self.taken
-
-    def _beside(self) -> float:
+    def beside(self) -> float:
+        """Seconds of communication in which this rank computed; its stages do not overlap, nor do its operations."""
         computed = [event for event in self.events if event.kind == "compute"]
         return sum(
             max(0.0, min(one.end, other.end) - max(one.begin, other.begin))
@@ -80,11 +64,10 @@ class RecordedStep:
             for other in computed
         )
 
-    def _computed_beside(self) -> Iterator[Event]:
-        spans = [(event.begin, event.end) for event in self.events if event.kind == "communication"]
-        for event in self.events:
-            if event.kind == "compute" and any(a < event.end and event.begin < b for a, b in spans):
-                yield event
+    @property
+    def exposed(self) -> float:
+        """Seconds of communication in which it did not."""
+        return self.total("communication") - self.beside
 
 
 @contextmanager
@@ -141,10 +124,9 @@ class _Spy:
     def compute(self, stage: Stage) -> Callable[..., torch.Tensor]:
         def run(*args: Any) -> torch.Tensor:
             lane = self._lane
-            begin, used = time.perf_counter(), time.thread_time()
+            begin = time.perf_counter()
             partial = stage.compute(*args)
-            end, used = time.perf_counter(), time.thread_time() - used
-            self._events.append(Event(stage.name, lane, "compute", begin, end, min(used, end - begin)))
+            self._events.append(Event(stage.name, lane, "compute", begin, time.perf_counter()))
             self._stage[lane] = stage.name
             return partial
 
@@ -166,5 +148,5 @@ def _with_norms(events: list[Event], after: Kind, end: float) -> list[Event]:
     for event, begin in zip(events, [*(other.begin for other in events[1:]), end], strict=True):
         found.append(event)
         if event.kind == after:
-            found.append(Event(f"{event.stage}.norm", event.lane, "compute", event.end, begin, begin - event.end))
+            found.append(Event(f"{event.stage}.norm", event.lane, "compute", event.end, begin))
     return found
