@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from known_models import LLAMA_70B, SMOLLM
 
 from tokenweave.plan.analytical import AnalyticalCosts
-from tokenweave.plan.choose import MARGIN, choose, cuts
+from tokenweave.plan.choose import HIDES_NOTHING, MARGIN, TIE, choose, cuts, ranked
 from tokenweave.plan.costs import MeasuredCosts
 from tokenweave.plan.curves import Curve
 from tokenweave.plan.hardware import Tile, cpu, hardware
@@ -115,3 +115,29 @@ def test_the_reason_is_said(tokens, words):
     chosen = choose(AnalyticalCosts(LLAMA_70B, hardware("h100"), 8), StepShape.prefill(tokens))
     assert words in chosen.reason and chosen.reason.startswith(chosen.plan.mode)
     assert "nothing to communicate" in choose(AnalyticalCosts(SMOLLM, hardware("h100"), 1), StepShape.prefill(9)).reason
+
+
+def test_nothing_is_woven_where_nothing_can_be_hidden():
+    """Not even if it is said to be fast: measurements of a busy machine say all kinds of things."""
+    stage = Curve.of({0: 0.0, 1000: 1e-3})
+    costs, shape = measured(stage, stage, contention=HIDES_NOTHING), StepShape.prefill(1000)
+    chosen = choose(costs, shape, UNIT | {"weave": 0.1})
+    assert chosen.plan.mode == "fused" and "weave" not in chosen.by_mode and "cannot communicate" in chosen.reason
+    assert "weave" in choose(replace(costs, contention=0.9 * HIDES_NOTHING), shape).by_mode
+
+
+def test_serial_is_taken_only_if_it_wins_more_than_two_measurements_differ():
+    stage = Curve.of({0: 0.0, 1000: 1e-3})
+    costs, shape = measured(stage, stage, contention=HIDES_NOTHING), StepShape.prefill(1000)
+    for factor, mode in ((1.0, "fused"), (1 - TIE / 2, "fused"), (1 - 2 * TIE, "serial")):
+        assert choose(costs, shape, UNIT | {"serial": factor}).plan.mode == mode
+
+
+def test_ranked_is_every_candidate_the_fastest_first():
+    costs = AnalyticalCosts(LLAMA_70B, hardware("h100"), 8)
+    shape = StepShape([1000, 600], [1000, 900])
+    found = ranked(costs, shape)
+    times = [simulate(costs, shape, plan).seconds for plan, _ in found]
+    assert times == sorted(times) == [prediction.seconds for _, prediction in found]
+    assert {plan.mode for plan, _ in found} == set(MODES) - {"nocomm"}
+    assert found[0][0] == choose(costs, shape).plan

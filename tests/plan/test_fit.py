@@ -14,3 +14,7 @@ def test_finds_the_constant_that_made_the_times(truth):
 def test_nothing_to_fit_to(observed):
     with pytest.raises(ValueError):
         fit_contention(lambda c: observed, observed)
+
+
+def test_where_all_do_as_well_the_largest_is_taken():
+    assert fit_contention(lambda contention: [1 + min(contention, 0.1)], [1.3]) == pytest.approx(0.5, abs=1e-3)

@@ -9,7 +9,7 @@ from test_table import COSTS, KEY, TABLE
 
 from tokenweave.plan.analytical import AnalyticalCosts
 from tokenweave.plan.choose import choose
-from tokenweave.plan.hardware import hardware
+from tokenweave.plan.hardware import cpu, hardware
 from tokenweave.plan.planner import Planner, plan_step
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import MODES, StepPlan
@@ -99,3 +99,24 @@ def test_measured_steps_overrule_the_simulator():
     assert Planner("auto", TunedTable(KEY, COSTS)).plan([2048], [2048]).mode == "weave"
     slow = tuple(replace(c, seconds=3 * c.seconds) if c.plan.mode == "weave" else c for c in TABLE.checks)
     assert Planner("auto", TunedTable(KEY, COSTS, slow)).plan([2048], [2048]).mode != "weave"
+
+
+@pytest.mark.parametrize("requests", [1, 16, 256])
+def test_growing_contexts_need_few_choices(requests):
+    planner, counts = Planner("auto", CALCULATED), np.ones(requests, dtype=np.int32)
+    for context in range(1, 2000):
+        planner.plan(counts, np.full(requests, context, dtype=np.int32))
+    assert len(planner._known) <= (1 if requests == 1 else 16)
+
+
+def test_what_cannot_be_woven_is_planned_by_its_size_alone():
+    for mode, costs in (("fused", CALCULATED), ("auto", AnalyticalCosts(LLAMA_70B, cpu(1, shared_memory=True), 8))):
+        planner = Planner(mode, costs)
+        for context in (500, 5000, 50000):
+            planner.plan([300, 200], [500, context])
+        assert len(planner._known) == 1
+
+
+def test_work_of_long_contexts_does_not_overflow():
+    counts = np.array([8192, 1], dtype=np.int32)
+    assert Planner("auto", CALCULATED).plan(counts, np.array([1 << 20, 1 << 20], dtype=np.int32)).cut < 8193

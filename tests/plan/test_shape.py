@@ -52,3 +52,11 @@ def test_impossible_requests_are_refused(counts, contexts):
 def test_a_cut_outside_the_step_is_refused(cut):
     with pytest.raises(ValueError, match="cut"):
         StepShape.prefill(13).loads(cut)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest", "counts"), [(7, 7, [7]), (8, 7, [4, 4]), (15, 7, [5, 5, 5]), (3, 1, [1] * 3)]
+)
+def test_prompts_are_as_few_as_can_be(tokens, longest, counts):
+    shape = StepShape.prompts(tokens, longest)
+    assert shape.counts.tolist() == shape.contexts.tolist() == counts

@@ -43,8 +43,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write_json(path: str, rows: Sequence[dict[str, Any]]) -> None:
-    Path(path).write_text(json.dumps({"machine": machine(), "rows": list(rows)}, indent=1) + "\n")
+def write_json(path: str, rows: Sequence[dict[str, Any]], **more: Any) -> None:
+    """A file of the rows, the machine, and whatever `more` is given by name."""
+    Path(path).write_text(json.dumps({"machine": machine(), "rows": list(rows), **more}, indent=1) + "\n")
 
 
 def figure(width: float = 8.0, height: float = 4.5) -> Any:

@@ -12,9 +12,13 @@ COMMANDS = {
     "generate": ("tokenweave.cli.generate", "answer one prompt, streaming"),
     "chat": ("tokenweave.cli.chat", "hold a conversation"),
     "plan": ("tokenweave.cli.plan", "predict latency and memory per rank; needs no hardware"),
+    "tune": ("tokenweave.cli.tune", "measure this machine for a model; every step is then planned from that"),
+    "trace": ("tokenweave.cli.trace", "record steps: a Chrome trace and a picture of lanes over time"),
     "doctor": ("tokenweave.cli.doctor", "which collective this machine gets, and why not a better one"),
     "bench comm": ("tokenweave.bench.comm", "the collectives: serial, reordered and fused side by side"),
     "bench throughput": ("tokenweave.bench.throughput", "tokens per second of many requests, modes side by side"),
+    "bench network": ("tokenweave.bench.network", "prefill over a slow link between two network namespaces"),
+    "bench step": ("tokenweave.bench.step", "one step, modes taking turns: the ratio of each pair and its bound"),
     "bench latency": ("tokenweave.bench.latency", "decode and prefill, beside transformers"),
 }
 

@@ -56,6 +56,14 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(**values | {"stop": tuple(values["stop"] or ())})
 
 
+def numbers(option: str, words: str) -> tuple[int, ...]:
+    """The whole numbers of an option that takes several with commas between them. Raises ValueError for others."""
+    try:
+        return tuple(int(word) for word in words.split(","))
+    except ValueError:
+        raise ValueError(f"{option} takes whole numbers with commas between them, got {words!r}") from None
+
+
 def _add(parser: argparse.ArgumentParser, options: dict[str, dict[str, Any]], defaults: Any) -> None:
     for flag, settings in options.items():
         default = getattr(defaults, _field(flag))

@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+from tokenweave.cli import options
 from tokenweave.config.foreign import model_config, read_config, read_json
 from tokenweave.config.model import ModelConfig
 from tokenweave.plan.analytical import DTYPE_BYTES
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         config=_config(args.model),
         hardware=hardware(args.hardware),
         tensor_parallel_size=args.tp,
-        tokens=_numbers(args.tokens),
+        tokens=options.numbers("--tokens", args.tokens),
         context=args.context,
         dtype=args.dtype,
         kv_tokens=args.kv_tokens,
@@ -45,13 +46,6 @@ def run(args: argparse.Namespace) -> int:
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(text(found))
     return 0
-
-
-def _numbers(words: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in words.split(","))
-    except ValueError:
-        raise ValueError(f"--tokens takes whole numbers with commas between them, got {words!r}") from None
 
 
 def _config(model: str) -> ModelConfig:

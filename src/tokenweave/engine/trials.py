@@ -17,21 +17,26 @@ WORKER = "tokenweave.execute.measure:main"
 
 class TrialRanks:
     """A model on as many ranks, threads and cores as `LLM` would run it on with the same EngineConfig. A context
-    manager. key, hardware: of rank 0, which is where plans are made.
+    manager. key, hardware: of rank 0, where plans are made. context: the most keys of a request that surely fit.
+
+    max_tokens: new tokens of a trial. cache_tokens: room for the contexts of all its requests, in whole blocks.
 
     Raises ValueError as LLM does.
     """
 
-    def __init__(self, model: str | Path | None, config: EngineConfig, *, max_tokens: int) -> None:
+    def __init__(
+        self, model: str | Path | None, config: EngineConfig, *, max_tokens: int, cache_tokens: int = 0
+    ) -> None:
         directory = resolve(model, config.dtype)
         self.model_config = read_config(directory)
         config = resolved(config, self.model_config)
         assert config.max_model_len is not None
-        self.context = min(config.max_model_len, 2 * max_tokens)  # the longest of a trial's contexts
+        max_tokens = max(max_tokens, config.max_tokens_per_step)  # the buffers that an engine has
+        self.context = min(config.max_model_len, 2 * max_tokens)
         self._ranks = start_ranks(
             WORKER,
             config.tensor_parallel_size,
-            (directory, config.dtype, max_tokens, max(self.context, max_tokens)),
+            (directory, config.dtype, max_tokens, max(cache_tokens, 2 * max_tokens)),
             collective=config.collective,
             device=config.device,
             timeout=config.timeout,

@@ -11,7 +11,11 @@ from tokenweave.plan.step import MODES, StepPlan
 # A step is woven, or reordered, only where that promises to win more than the simulator errs by: 1 to 1.5 % on the
 # mean of published figures it had not seen.
 MARGIN = 0.02
+TIE = 0.01  # two measurements of one plan differ by as much: fused is taken unless serial wins more
 MOST_BORDERS = 2
+# A stage that loses ten times its own time beside a collective computes while that runs as good as nothing: such steps
+# are not woven, whatever a prediction of them or a noisy measurement says.
+HIDES_NOTHING = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,16 +54,23 @@ def choose(costs: Costs, shape: StepShape, corrections: Mapping[str, float] | No
     factors = corrections or dict.fromkeys(MODES, 1.0)
     by_mode = {mode: _best(costs, shape, plans) for mode, plans in _candidates(costs, shape).items()}
     times = {mode: found[1].seconds * factors[mode] for mode, found in by_mode.items() if mode != "nocomm"}
-    plain = "fused" if times["fused"] <= times["serial"] else "serial"
+    plain = "fused" if (1 - TIE) * times["fused"] <= times["serial"] else "serial"
     best = min(times, key=lambda mode: times[mode])
     mode = best if times[best] < (1 - MARGIN) * times[plain] else plain
     return Choice(by_mode[mode][0], _reason(costs, shape, mode, by_mode), by_mode)
 
 
+def ranked(costs: Costs, shape: StepShape) -> list[tuple[StepPlan, Prediction]]:
+    """Every candidate that gives right results, the one that is predicted to be fastest first."""
+    plans = [plan for mode, found in _candidates(costs, shape).items() if mode != "nocomm" for plan in found]
+    return sorted(((plan, simulate(costs, shape, plan)) for plan in plans), key=lambda pair: pair[1].seconds)
+
+
 def _candidates(costs: Costs, shape: StepShape) -> dict[str, Iterable[StepPlan]]:
     found: dict[str, Iterable[StepPlan]] = {mode: [StepPlan(mode)] for mode in ("serial", "reordered", "nocomm")}
     found["fused"] = [StepPlan("fused", budget=budget) for budget in costs.budgets]
-    woven = [StepPlan("weave", cut, budget) for cut in cuts(shape, costs.grain) for budget in costs.budgets]
+    where = cuts(shape, costs.grain) if costs.contention < HIDES_NOTHING else []
+    woven = [StepPlan("weave", cut, budget) for cut in where for budget in costs.budgets]
     return found | ({"weave": woven} if woven else {})
 
 
@@ -71,6 +82,8 @@ def _best(costs: Costs, shape: StepShape, plans: Iterable[StepPlan]) -> tuple[St
 def _reason(costs: Costs, shape: StepShape, mode: str, by_mode: Mapping[str, tuple[StepPlan, Prediction]]) -> str:
     """One line for people."""
     fused = by_mode["fused"][1]
+    if costs.contention >= HIDES_NOTHING:
+        return f"{mode}: cores that compute cannot communicate meanwhile"
     if "weave" not in by_mode:
         return f"{mode}: too few tokens to cut"
     plan, woven = by_mode["weave"]

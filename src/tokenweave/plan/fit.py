@@ -11,6 +11,7 @@ def fit_contention(
 ) -> float:
     """The contention in [0, most] at which `predict(contention)`, seconds of woven steps, comes closest to those
     observed: least squares of the relative errors, found by golden-section search to 0.0005.
+    Where all do as well, the largest: where nothing is hidden, less would promise something.
     """
     if not observed or min(observed) <= 0:
         raise ValueError(f"contention is fitted to positive times of woven steps, got {list(observed)}")
@@ -22,7 +23,7 @@ def fit_contention(
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     error_left, error_right = error(left), error(right)
     while high - low > 1e-3:
-        if error_left <= error_right:
+        if error_left < error_right:
             high, right, error_right = right, left, error_left
             left = high - GOLDEN * (high - low)
             error_left = error(left)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tokenweave.config import ModelConfig
 from tokenweave.plan.analytical import AnalyticalCosts
-from tokenweave.plan.choose import choose
+from tokenweave.plan.choose import HIDES_NOTHING, choose
 from tokenweave.plan.costs import Costs
 from tokenweave.plan.hardware import Hardware
 from tokenweave.plan.shape import StepShape
@@ -92,8 +92,8 @@ class Planner:
         width = 1 << max(0, tokens.bit_length() - 5)  # a sixteenth to a thirty-second of the tokens
         width = min(width, grain) if grain > 1 else width
         size = (width, -(-tokens // width))
-        if tokens == 1 or self.mode == "fused":  # nothing to cut, and attention takes the same in all other modes
-            return size
+        if tokens == 1 or self.mode == "fused" or (self.mode == "auto" and self.costs.contention >= HIDES_NOTHING):
+            return size  # not to be cut, and attention takes the same in all other modes
         rows = len(counts)
         keys = pairs = int(contexts.sum())
         nearest = tokens // 2

@@ -44,6 +44,14 @@ class StepShape:
         return cls([tokens], [tokens + cached]) if tokens else cls([], [])
 
     @classmethod
+    def prompts(cls, tokens: int, longest: int) -> "StepShape":
+        """`tokens` new tokens of as few whole prompts as can be, none over `longest`."""
+        requests = -(-tokens // longest)
+        ends = [tokens * (i + 1) // requests for i in range(requests)]
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        return cls(counts, counts)
+
+    @classmethod
     def decode(cls, requests: int, context: int) -> "StepShape":
         """One new token for each of `requests`, attending to `context` keys, itself among them."""
         return cls([1] * requests, [context] * requests)

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -187,14 +188,14 @@ def _points(curve: Curve) -> list[list[float]]:
 
 
 def _ratios(costs: MeasuredCosts, checks: Sequence[Check]) -> dict[str, dict[int, float]]:
-    """{mode: {tokens: measured / simulated}}, of the fastest check of each mode and size, sizes rising."""
-    fastest: dict[tuple[str, int], Check] = {}
+    """{mode: {tokens: measured / simulated}}, sizes rising. Of each mode and size the check counts that is simulated to
+    be fastest: it is the one that would be chosen, and the fastest measured of several may just have been lucky."""
+    simulated: dict[tuple[str, int], tuple[float, float]] = {}  # (simulated, measured)
     for check in checks:
         where = (check.plan.mode, sum(check.counts))
-        if where not in fastest or check.seconds < fastest[where].seconds:
-            fastest[where] = check
+        seconds = simulate(costs, StepShape(check.counts, check.contexts), check.plan).seconds
+        simulated[where] = min(simulated.get(where, (inf, inf)), (seconds, check.seconds))
     ratios: dict[str, dict[int, float]] = {}
-    for (mode, tokens), check in sorted(fastest.items()):
-        simulated = simulate(costs, StepShape(check.counts, check.contexts), check.plan).seconds
-        ratios.setdefault(mode, {})[tokens] = check.seconds / simulated
+    for (mode, tokens), (seconds, measured) in sorted(simulated.items()):
+        ratios.setdefault(mode, {})[tokens] = measured / seconds
     return ratios

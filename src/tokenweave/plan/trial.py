@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from tokenweave.plan.costs import STAGES
+from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import StepPlan
 
 
@@ -23,6 +24,11 @@ class Trial:
     plans: tuple[StepPlan, ...]
     rounds: int
     layers: int | None = None
+
+    @staticmethod
+    def of(shape: StepShape, plans: Sequence[StepPlan], *, rounds: int, layers: int | None = None) -> "Trial":
+        counts, contexts = tuple(shape.counts.tolist()), tuple(shape.contexts.tolist())
+        return Trial(counts=counts, contexts=contexts, plans=tuple(plans), rounds=rounds, layers=layers)
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,15 @@ class TrialResult:
     def step(self, plan: int) -> float:
         """Median seconds of a step."""
         return float(np.median(self.steps[plan]))
+
+    def paired(self, plan: int, other: int) -> float:
+        """Seconds of a step by its median ratio to the other plan's of the same round: what the machine does besides
+        falls on both."""
+        return self.step(other) * float(np.median(self.steps[plan] / self.steps[other]))
+
+    def unrest(self, plan: int) -> float:
+        """By what share the median step takes longer than the fastest: more than a few percent are somebody else's."""
+        return float(np.median(self.steps[plan]) / self.steps[plan].min()) - 1
 
     def stage(self, kind: str) -> float:
         """Median seconds of one stage of a kind of STAGES, on the slowest rank, over all plans that do not weave."""
