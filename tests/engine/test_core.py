@@ -7,6 +7,9 @@ from hypothesis import strategies as st
 
 from tokenweave.engine.core import EngineCore
 from tokenweave.engine.params import SamplingParams
+from tokenweave.plan import Planner, StepPlan
+from tokenweave.plan.costs import MeasuredCosts
+from tokenweave.plan.curves import Curve
 
 
 def greedy(count: int) -> SamplingParams:
@@ -168,3 +171,35 @@ def test_step_stats() -> None:
     assert (first.tokens, first.requests, first.mode, first.cut, first.budget) == (3, 1, "fused", 0, None)
     assert first.host > 0 and first.free_blocks == 63
     assert core.step().stats.tokens == 1
+
+
+def test_every_step_runs_as_planned_for_its_new_tokens_and_contexts() -> None:
+    core = make_core(max_tokens=8)
+    asked: list[tuple[list[int], list[int]]] = []
+
+    def plan(counts: np.ndarray, contexts: np.ndarray) -> StepPlan:
+        asked.append((counts.tolist(), contexts.tolist()))
+        return StepPlan("weave", int(counts.sum()) // 2) if counts.sum() > 1 else StepPlan("serial")
+
+    core.plan = plan
+    core.add(make_request(1, [1, 2, 3], greedy(4)))
+    core.step()
+    core.add(make_request(2, list(range(10)), greedy(2)))
+    run_all(core)
+    assert asked == [([3], [3]), ([1, 7], [4, 7]), ([1, 3], [5, 10]), ([1, 1], [6, 11])]
+    ran = [(step.plan.mode, step.plan.cut) for step in core.runner.steps]  # type: ignore[attr-defined]
+    assert ran == [("weave", 1), ("weave", 4), ("weave", 2), ("weave", 1)]
+
+
+def test_a_planner_plans_the_steps_of_an_engine() -> None:
+    """Costs of a link so slow that a step of two tokens is woven."""
+    stage, slow = Curve.of({0: 0.0, 100: 1e-2}), Curve.of({0: 0.0, 100: 5e-3})
+    costs = MeasuredCosts(
+        layers=4, stages={"embed": stage, "attention": stage, "mlp": stage}, norm_curve=slow, all_reduce_curve=slow,
+        reordered_curve=slow, fused_curves={None: slow},
+    )  # fmt: skip
+    core = make_core()
+    core.plan = Planner("auto", costs).plan
+    core.add(make_request(1, list(range(20)), greedy(3)))
+    stats = [core.step().stats for _ in range(3)]
+    assert [(s.mode, s.cut) for s in stats] == [("weave", 10), ("fused", 0), ("fused", 0)]
