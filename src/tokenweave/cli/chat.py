@@ -5,6 +5,7 @@ import sys
 
 from tokenweave.cli import options
 from tokenweave.cli.figures import StreamFigures
+from tokenweave.engine.joined import world
 from tokenweave.engine.llm import LLM
 
 
@@ -15,6 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if world()[1] > 1:
+        raise ValueError("chat takes its questions from one terminal and cannot run under torchrun; use generate")
     params = options.sampling_params(args)
     messages = [{"role": "system", "content": args.system}] if args.system else []
     with LLM(args.model, **options.engine_options(args)) as llm:

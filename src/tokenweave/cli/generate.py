@@ -5,6 +5,7 @@ import sys
 
 from tokenweave.cli import options
 from tokenweave.cli.figures import StreamFigures
+from tokenweave.engine.joined import world
 from tokenweave.engine.llm import LLM
 
 
@@ -26,8 +27,11 @@ def run(args: argparse.Namespace) -> int:
             pieces = llm.stream(prompt, params)
         else:
             pieces = llm.stream_chat([{"role": "user", "content": prompt}], params)
+        shown = world()[0] == 0  # under torchrun every rank has the answer
         for piece in figures.watch(pieces):
-            print(piece, end="", flush=True)
-        print()
-        print(figures.line(llm), file=sys.stderr)
+            if shown:
+                print(piece, end="", flush=True)
+        if shown:
+            print()
+            print(figures.line(llm), file=sys.stderr)
     return 0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Any, Protocol
 
-from tokenweave.comm.processes import RankProcesses
 from tokenweave.engine.events import StepEvents
 from tokenweave.engine.request import Request
 from tokenweave.engine.stats import StepStats
@@ -31,6 +31,19 @@ class Arrival:
 Inbox = SimpleQueue[Arrival | BaseException]
 
 
+class Ranks(Protocol):
+    """RankProcesses, or this process as one of the ranks of a world."""
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def send(self, rank: int, value: Any) -> None: ...
+
+    def receive(self, rank: int) -> Any: ...
+
+    def close(self, grace: float) -> None: ...
+
+
 class EngineClient:
     """Sends requests to rank 0 and sorts what comes back into inboxes. Any thread may call it.
 
@@ -39,7 +52,7 @@ class EngineClient:
     every inbox gets the error, and so does whoever calls next.
     """
 
-    def __init__(self, ranks: RankProcesses) -> None:
+    def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._idents = itertools.count()
         self._inboxes: dict[int, Inbox] = {}

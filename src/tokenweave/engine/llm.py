@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tokenweave.comm.processes import start_ranks
+from tokenweave.comm.processes import RankProcesses, start_ranks
 from tokenweave.config import ModelConfig, shard
 from tokenweave.config.foreign import read_config
+from tokenweave.engine import joined
 from tokenweave.engine.client import Arrival, EngineClient, Inbox
 from tokenweave.engine.completion import Answer, Completion
 from tokenweave.engine.config import EngineConfig
 from tokenweave.engine.events import Ready
+from tokenweave.engine.joined import JoinedRanks
 from tokenweave.engine.params import SamplingParams
 from tokenweave.engine.prompts import Prompt, as_list, as_params, token_ids
 from tokenweave.engine.request import Request
@@ -33,7 +35,8 @@ WORKER = "tokenweave.engine.worker:main"
 
 
 class LLM:
-    """A model on `tensor_parallel_size` rank processes, ready to answer.
+    """A model on `tensor_parallel_size` rank processes, ready to answer. In a program that torchrun has started on all
+    ranks it uses these, and every rank makes the same calls in the same order and gets the same answers.
 
     model: a Hugging Face directory, a .gguf file or a hub id; None is the demo model. options: fields of EngineConfig.
     The processes end with `close`, with the `with` block, with this object or with this process, whatever ends it.
@@ -43,21 +46,15 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         config = EngineConfig(**options)
+        joins = joined.world()[1] > 1
+        if joins:
+            config = joined.suited(config)
         directory = resolve(model, config.dtype)
         self.model_config = read_config(directory)
         self.config = resolved(config, self.model_config)
         self.tokenizer = Tokenizer(directory)
         self.last_completion: Completion | None = None
-        ranks = start_ranks(
-            WORKER,
-            self.config.tensor_parallel_size,
-            (directory, self.config),
-            collective=self.config.collective,
-            device=self.config.device,
-            timeout=self.config.timeout,
-            threads=self.config.threads,
-            pin=self.config.pin,
-        )
+        ranks = JoinedRanks(directory, self.config) if joins else _start(directory, self.config)
         try:
             self._ready: Ready = ranks.receive(0)
             self._client = EngineClient(ranks)
@@ -257,6 +254,19 @@ def _open(item: Arrival | BaseException) -> Arrival:
     if isinstance(item, BaseException):
         raise item
     return item
+
+
+def _start(directory: Path, config: EngineConfig) -> RankProcesses:
+    return start_ranks(
+        WORKER,
+        config.tensor_parallel_size,
+        (directory, config),
+        collective=config.collective,
+        device=config.device,
+        timeout=config.timeout,
+        threads=config.threads,
+        pin=config.pin,
+    )
 
 
 def resolved(config: EngineConfig, model: ModelConfig) -> EngineConfig:

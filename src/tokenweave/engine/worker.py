@@ -2,11 +2,12 @@
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from tokenweave.comm.group import Group
-from tokenweave.comm.links import Link, Links
+from tokenweave.comm.links import Links
 from tokenweave.engine.allocator import keep_freed_memory
 from tokenweave.engine.blocks import BlockPool
 from tokenweave.engine.channel import LinkChannel, StepChannel
@@ -28,11 +29,26 @@ from tokenweave.models.loading import load_model
 from tokenweave.plan import Planner
 
 
+class Caller(Protocol):
+    """Who asks rank 0: a Link, or something of the same kind in its own process."""
+
+    def poll(self) -> bool: ...
+
+    def recv(self) -> Any: ...
+
+    def send(self, value: Any) -> None: ...
+
+
 def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> None:
-    """Load this rank's part and run steps until the caller or rank 0 ends. `config` has its "auto" values resolved."""
+    """`run` in a rank process of its own."""
+    run(group, links.parent, LinkChannel(links), directory, config)
+
+
+def run(group: Group, caller: Caller, channel: StepChannel, directory: Path, config: EngineConfig) -> None:
+    """Load this rank's part and run steps until the caller or rank 0 ends. `config` has its "auto" values resolved.
+    The caller matters on rank 0 only."""
     dtype = getattr(torch, config.dtype)
     model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
-    channel = LinkChannel(links)
     cache = _open_cache(model, config, channel)
     keep_freed_memory()
     prepare_kernels(dtype, group.rank)
@@ -47,8 +63,8 @@ def main(group: Group, links: Links, directory: Path, config: EngineConfig) -> N
             planner = Planner.open(config.mode, model.config, key, hardware_here(group))
             planner.plan([1], [1])  # 10 ms the first time
             core = _make_core(model, _Lead(channel, runner), cache, config, planner)
-            links.parent.send(Ready(group.collective, cache.num_blocks, planner.source))
-            serve(links.parent, core)
+            caller.send(Ready(group.collective, cache.num_blocks, planner.source))
+            serve(caller, core)
         else:
             _follow(channel, runner)
 
@@ -106,7 +122,7 @@ class _Lead:
         return self._runner.run(step)
 
 
-def serve(caller: Link, core: EngineCore) -> None:
+def serve(caller: Caller, core: EngineCore) -> None:
     """Rank 0: take requests (Request) and cancellations (the ident) between steps, and send what each step brought.
     With nothing to do it sleeps in recv. None, or the caller's end of the pipe closed, ends it."""
     try:
