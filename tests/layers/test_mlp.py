@@ -47,9 +47,8 @@ def test_a_row_alone_gives_the_same_bits_as_among_others(dtype: torch.dtype) -> 
     mlp, x = make(EVERYTHING, dtype=dtype), torch.randn(16, EVERYTHING.hidden_size).to(dtype)
     with torch.inference_mode():
         together = mlp(x, NONE, None)
-        assert all(
-            torch.equal(mlp(x[i : i + n], NONE, None), together[i : i + n]) for i in (0, 5, 12) for n in (1, 2, 4)
-        )
+        for i, n in ((0, 1), (5, 2), (12, 4), (3, 13)):
+            assert torch.equal(mlp(x[i : i + n], NONE, None), together[i : i + n])
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 60])

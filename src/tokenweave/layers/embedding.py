@@ -25,12 +25,17 @@ class VocabParallelEmbedding(nn.Module):
         self._view = View()
 
     def forward(self, normed: torch.Tensor | None, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
-        """This rank's rows of the lookup, zeros for ids that belong to another rank: [tokens, hidden]."""
-        if uses_kernels(self.weight, self.weight if out is None else out):
-            out = self.weight.new_empty(batch.num_tokens, self.weight.shape[1]) if out is None else out
-            assert out.shape[0] == batch.num_tokens
-            look_up_rows(batch.token_ids.numpy(), self.rows.start, self._view.of(self.weight), out.data_ptr())
-            return out
+        """This rank's rows of the lookup, zeros for ids that belong to another rank: [tokens, hidden].
+
+        Raises ValueError if `out` is not of that shape: one row would otherwise be copied to all of them.
+        """
+        shape = (batch.num_tokens, self.weight.shape[1])
+        if out is not None and out.shape != shape:
+            raise ValueError(f"out must be {list(shape)}, got {list(out.shape)}")
+        target = self.weight.new_empty(shape) if out is None else out
+        if uses_kernels(self.weight, target):
+            look_up_rows(batch.token_ids.numpy(), self.rows.start, self._view.of(self.weight), target.data_ptr())
+            return target
         local = batch.token_ids - self.rows.start
         foreign = (local < 0) | (local >= self.weight.shape[0])
         found = F.embedding(local.masked_fill(foreign, 0), self.weight)

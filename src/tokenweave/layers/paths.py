@@ -39,7 +39,7 @@ def uses_kernels(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None
         and not torch.is_grad_enabled()
         and x.is_contiguous()
         and x.shape[1] == weight.shape[1]
-        and (out is None or (out.dtype == x.dtype and out.shape == x.shape and out.is_contiguous()))
+        and (out is None or (out.is_cpu and out.dtype == x.dtype and out.shape == x.shape and out.is_contiguous()))
     )
 
 

@@ -8,6 +8,7 @@ alone would wait for the adder at every step.
 import numpy as np
 from numba import njit
 
+from tokenweave.comm.kernels.kept import keep
 from tokenweave.comm.kernels.sync import LaneWord, barrier, declare, fence, lane_word, set_word
 from tokenweave.comm.kernels.vector import (
     LANES,
@@ -249,6 +250,7 @@ def own_rows(lane, operation, rows, weight, wide, eps, first, last, copied):  # 
         fence()
 
 
+@keep
 @njit(nogil=True, cache=True)
 def exchange(lane, code, partial, rows, weight, wide, tokens, eps):  # type: ignore[no-untyped-def]
     """The operation of `code` on `tokens` rows; False if the group has ended. With [a, b) this rank's rows:
@@ -272,6 +274,7 @@ def exchange(lane, code, partial, rows, weight, wide, tokens, eps):  # type: ign
     return barrier(lane)
 
 
+@keep
 @njit(nogil=True, cache=True)
 def combine(lane, operation, rows, weight, wide, tokens, eps):  # type: ignore[no-untyped-def]
     """`exchange` between its barriers, for ranks that have been sent their rows of all partials."""
@@ -280,6 +283,7 @@ def combine(lane, operation, rows, weight, wide, tokens, eps):  # type: ignore[n
     own_rows(lane, operation, rows, weight, wide, eps, first, last, False)
 
 
+@keep
 @njit(nogil=True, cache=True)
 def meet(lane, code, rows, columns):  # type: ignore[no-untyped-def]
     """One barrier: all that was written before it is seen by all after it. False if the group has ended."""
