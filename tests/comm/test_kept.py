@@ -57,18 +57,18 @@ def test_a_process_that_ends_between_two_writes_leaves_no_entry_with_old_code(tm
 
 
 def test_two_processes_at_once_do_not_mix_their_code(tmp_path: Path) -> None:
-    """The second compiles for another type after the first has looked up what there is, and before it writes."""
+    """Both have seen an empty index; the second, for another type, writes between the first one's two writes."""
     write(tmp_path, 2)
-    other = f"subprocess.run([sys.executable, '-c', {RUN.format(argument='0.5', before='')!r}], check=True)"
-    before = f"""
+    second = RUN.format(argument="0.5", before="kernel._cache._cache_file._load_index = dict")
+    first = f"""
 import subprocess, sys
 files, save_data = kernel._cache._cache_file, kernel._cache._cache_file._save_data
-def save(name, data):
-    {other}
+def save_later(name, data):
+    subprocess.run([sys.executable, "-c", {second!r}], check=True)
     save_data(name, data)
-files._save_data = save
+files._save_data = save_later
 """
-    assert run(tmp_path, "5", before).splitlines() == ["1.0 1", "10 1"]
+    assert run(tmp_path, "5", first).splitlines() == ["1.0 1", "10 1"]
     assert [run(tmp_path, "0.5"), run(tmp_path, "5")] == ["1.0 0", "10 0"]
 
 
