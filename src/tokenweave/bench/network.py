@@ -23,9 +23,11 @@ from tokenweave.plan.hardware import cpu
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.table import TuneKey
 from tokenweave.plan.trial import RankTimes, Trial, TrialResult
+from tokenweave.plan.tuning import HEAD_ROWS, Tuner
 
 RATES = (200, 500, 1000, 1500, 2000, 5000, 10000)  # Mbit/s
 SCAN_ROUNDS = 3  # in which the cut is found, apart from the rounds that are compared
+LEAST_CACHE = 16 * max(HEAD_ROWS)  # tokens: tuning has so many requests at once, of one block each
 PLAIN = (StepPlan("nocomm"), StepPlan("serial"), StepPlan("fused"))
 
 
@@ -48,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"2 ranks, a core and a network namespace each, {args.dtype}; prefill in ms, medians of {args.rounds} "
         "interleaved rounds, slowest rank.\ncompute: without communication. communication: of fused, without waiting "
-        "for the slower rank. bound: the larger of the two.\n÷: of the same round; auto's is to the better of serial "
-        "and fused, with its upper 95 % bound"
+        "for the slower rank. bound: the larger of the two.\nauto: tuned on this link. ÷: of the same round; auto's to "
+        "the better of serial and fused, with its upper 95 % bound"
     )
     if args.json:
         output.write_json(args.json, rows)
@@ -66,7 +68,10 @@ def measure(
     config = read_config(directory)
     if config.max_position_embeddings < max(tokens):
         raise ValueError(f"the model's context is {config.max_position_embeddings} tokens, got {max(tokens)}")
-    settings = {"directory": str(directory), "dtype": dtype, "max_tokens": max(tokens), "cache_tokens": max(tokens)}
+    settings = {
+        "directory": str(directory), "dtype": dtype, "max_tokens": max(tokens),
+        "cache_tokens": max(2 * max(tokens), LEAST_CACHE),
+    }  # fmt: skip
     rows = []
     with NetworkRanks("tokenweave.bench.network_rank", settings) as ranks:
         ranks.ask("go")  # loads the model
@@ -74,7 +79,8 @@ def measure(
             for rate in rates:
                 ranks.set_rate(rate * 1e6)
                 trials = _Trials(ranks)
-                planner = _planner(trials, config, dtype)
+                bar.set_description(f"{rate:g} Mbit/s, tuning")
+                planner = _tuned(trials, config, tokens)
                 for count in tokens:
                     bar.set_description(f"{rate:g} Mbit/s, {count} tokens")
                     rows.append({"Mbit/s": rate, "tokens": count} | _row(trials, planner, count, rounds))
@@ -100,8 +106,13 @@ class _Trials:
         return TrialResult(self.last)
 
 
-def _planner(trials: _Trials, config: ModelConfig, dtype: str) -> Planner:
-    return Planner.open("auto", config, trials.key(), cpu(1, shared_memory=False))
+def _tuned(trials: _Trials, config: ModelConfig, tokens: Sequence[int]) -> Planner:
+    """What `tokenweave tune` would have "auto" do on this link."""
+    context = min(config.max_position_embeddings, 2 * max(tokens))
+    tuner = Tuner(
+        trials, tokens, layers=config.num_hidden_layers, context=context, hardware=cpu(1, shared_memory=False)
+    )  # fmt: skip
+    return Planner("auto", tuner.tune(trials.key()))
 
 
 def _row(trials: _Trials, planner: Planner, tokens: int, rounds: int) -> dict[str, Any]:
