@@ -18,15 +18,12 @@ from tokenweave.config import ModelConfig
 from tokenweave.config.foreign import read_config
 from tokenweave.models.resolve import resolve
 from tokenweave.plan import Planner, StepPlan
-from tokenweave.plan.choose import cuts
 from tokenweave.plan.hardware import cpu
-from tokenweave.plan.shape import StepShape
-from tokenweave.plan.table import TuneKey
+from tokenweave.plan.table import TunedTable, TuneKey
 from tokenweave.plan.trial import RankTimes, Trial, TrialResult
 from tokenweave.plan.tuning import HEAD_ROWS, Tuner
 
 RATES = (200, 500, 1000, 1500, 2000, 5000, 10000)  # Mbit/s
-SCAN_ROUNDS = 3  # in which the cut is found, apart from the rounds that are compared
 LEAST_CACHE = 16 * max(HEAD_ROWS)  # tokens: tuning has so many requests at once, of one block each
 PLAIN = (StepPlan("nocomm"), StepPlan("serial"), StepPlan("fused"))
 
@@ -50,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"2 ranks, a core and a network namespace each, {args.dtype}; prefill in ms, medians of {args.rounds} "
         "interleaved rounds, slowest rank.\ncompute: without communication. communication: of fused, without waiting "
-        "for the slower rank. bound: the larger of the two.\nauto: tuned on this link. ÷: of the same round; auto's to "
-        "the better of serial and fused, with its upper 95 % bound"
+        "for the slower rank. bound: the larger of the two.\nweave, auto: tuned on this link. ÷: of the same round; "
+        "auto's to the better of serial and fused, with its upper 95 % bound"
     )
     if args.json:
         output.write_json(args.json, rows)
@@ -80,10 +77,10 @@ def measure(
                 ranks.set_rate(rate * 1e6)
                 trials = _Trials(ranks)
                 bar.set_description(f"{rate:g} Mbit/s, tuning")
-                planner = _tuned(trials, config, tokens)
+                table = _tuned(trials, config, tokens)
                 for count in tokens:
                     bar.set_description(f"{rate:g} Mbit/s, {count} tokens")
-                    rows.append({"Mbit/s": rate, "tokens": count} | _row(trials, planner, count, rounds))
+                    rows.append({"Mbit/s": rate, "tokens": count} | _row(trials, table, count, rounds))
                     bar.update()
     return rows
 
@@ -106,23 +103,21 @@ class _Trials:
         return TrialResult(self.last)
 
 
-def _tuned(trials: _Trials, config: ModelConfig, tokens: Sequence[int]) -> Planner:
-    """What `tokenweave tune` would have "auto" do on this link."""
+def _tuned(trials: _Trials, config: ModelConfig, tokens: Sequence[int]) -> TunedTable:
+    """What `tokenweave tune` would find on this link."""
     context = min(config.max_position_embeddings, 2 * max(tokens))
     tuner = Tuner(
         trials, tokens, layers=config.num_hidden_layers, context=context, hardware=cpu(1, shared_memory=False)
     )  # fmt: skip
-    return Planner("auto", tuner.tune(trials.key()))
+    return tuner.tune(trials.key())
 
 
-def _row(trials: _Trials, planner: Planner, tokens: int, rounds: int) -> dict[str, Any]:
-    shape = StepShape([tokens], [tokens])
-    woven = [StepPlan("weave", cut) for cut in cuts(shape, planner.costs.grain)]
-    scan = _run(trials, [*PLAIN, *woven], tokens, SCAN_ROUNDS + 1)[:, 1:]  # the first round warms up
-    weave = woven[int(np.median(scan[len(PLAIN) :], axis=1).argmin())]
-    auto = planner.plan([tokens], [tokens])
+def _row(trials: _Trials, table: TunedTable, tokens: int, rounds: int) -> dict[str, Any]:
+    weave, auto = (Planner(mode, table).plan([tokens], [tokens]) for mode in ("weave", "auto"))
     plans = list(dict.fromkeys([*PLAIN, weave, auto]))  # an auto that is one of the others is that one
-    seconds = dict(zip(plans, _run(trials, plans, tokens, rounds), strict=True))
+    trial = Trial(counts=(tokens,), contexts=(tokens,), plans=tuple(plans), rounds=rounds + 1)
+    steps = trials.run(trial).steps[:, 1:]  # of the slowest rank; the first round warms up
+    seconds = dict(zip(plans, steps, strict=True))
     communication = _communication(trials.last, plans.index(StepPlan("fused")))
     nocomm, serial, fused = (seconds[plan] for plan in PLAIN)
     best = min(serial, fused, key=np.median)
@@ -144,15 +139,9 @@ def _row(trials: _Trials, planner: Planner, tokens: int, rounds: int) -> dict[st
     }
 
 
-def _run(trials: _Trials, plans: Sequence[StepPlan], tokens: int, rounds: int) -> np.ndarray:
-    """Seconds [plans, rounds] of the slowest rank."""
-    trial = Trial(counts=(tokens,), contexts=(tokens,), plans=tuple(plans), rounds=rounds)
-    return trials.run(trial).steps
-
-
 def _communication(ranks: Sequence[RankTimes], plan: int) -> float:
     """Median seconds of all operations of a step; the last to come to one waits for nobody."""
-    operations = np.min([rank.reductions[plan] for rank in ranks], axis=0)
+    operations = np.min([rank.reductions[plan, 1:] for rank in ranks], axis=0)
     return float(np.median(operations.sum(axis=1)))
 
 
