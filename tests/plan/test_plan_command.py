@@ -68,7 +68,7 @@ def test_bad_input_is_one_line_and_2(model, capsys, words, says):
         ("{", "readable JSON"),
         ("[]", "JSON object"),
         ("{}", "architectures"),
-        (json.dumps(CONFIG | {"architectures": ["MixtralForCausalLM"]}), "LlamaForCausalLM"),
+        (json.dumps(CONFIG | {"architectures": ["NobodysForCausalLM"]}), "LlamaForCausalLM"),
         (json.dumps(CONFIG | {"hidden_size": 0}), "hidden_size"),
     ],
 )
