@@ -10,7 +10,7 @@ from tokenweave.layers.batch import Batch
 from tokenweave.layers.kernels.attention import attend_rows, attention_rows
 from tokenweave.layers.kernels.views import View, empty
 from tokenweave.layers.norm import RMSNorm
-from tokenweave.layers.paths import kernel_multiplies
+from tokenweave.layers.paths import kernel_multiplies, uses_gpu_kernels
 from tokenweave.layers.pieces import Piece, Pieces
 from tokenweave.layers.projection import Projection
 from tokenweave.layers.rotary import Rope
@@ -51,7 +51,25 @@ class Attention(nn.Module):
         cached = batch.cache is not None and batch.cache.keys.dtype == normed.dtype
         if cached and self._projections[0].fits_kernels(normed, out):
             return self._forward_kernels(normed, batch, torch.empty_like(normed) if out is None else out)
-        return self.output(self._attend(self.qkv(normed), batch), out)
+        qkv = self.qkv(normed, None, batch.processors.get("qkv", 0))
+        attended = self._attend_gpu(qkv, batch) if cached and self._suits_gpu(qkv) else self._attend(qkv, batch)
+        return self.output(attended, out, batch.processors.get("output", 0))
+
+    def _suits_gpu(self, qkv: torch.Tensor) -> bool:
+        """Whether torch's variable-length attention takes these heads."""
+        size = self.config.head_dim
+        return uses_gpu_kernels(qkv) and qkv.dtype != torch.float32 and size % 8 == 0 and size <= 256
+
+    def _attend_gpu(self, qkv: torch.Tensor, batch: Batch) -> torch.Tensor:
+        from tokenweave.layers import cuda, cuda_attention
+
+        query_norm, key_norm = self._norms
+        norm = None
+        if query_norm is not None and key_norm is not None:
+            norm = cuda.HeadNorm(query_norm.weight, key_norm.weight, query_norm.eps)
+        return cuda_attention.attend(
+            qkv, batch, self.layer, query_size=self.query_size, tables=(self.rope.cos, self.rope.sin), norm=norm
+        )
 
     def _forward_kernels(self, normed: torch.Tensor, batch: Batch, out: torch.Tensor) -> torch.Tensor:
         assert batch.cache is not None

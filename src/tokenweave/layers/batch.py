@@ -1,12 +1,35 @@
 """One step's tokens and where their keys and values live."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from tokenweave.layers.cache import KVCache
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that kernels are launched for: new tokens and context of a request, and over all requests keys to read;
+    past: keys of a request that were cached before this batch. single: every request has exactly one new token."""
+
+    query: int
+    context: int
+    keys: int
+    past: int
+    single: bool
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """Keys of all requests side by side. starts: int32 [R+1], each request's first row. rows: int64 [T], the row of
+    each new token's own."""
+
+    starts: torch.Tensor
+    rows: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -19,6 +42,8 @@ class Batch:
     slot_mapping: int64 [T], where each new token's key and value are written; block_tables: int32 [R, max blocks].
     cache: None runs without a cache: each request's new tokens attend to one another only, and context_lengths are the
     query lengths.
+    limits_given: of a step that is captured, whose lengths differ from replay to replay; None: those of the lengths.
+    processors: how many of a GPU's processors a matmul, by its name, should count on; all where it is not named.
     """
 
     token_ids: torch.Tensor
@@ -28,6 +53,8 @@ class Batch:
     slot_mapping: torch.Tensor | None = None
     block_tables: torch.Tensor | None = None
     cache: KVCache | None = None
+    limits_given: Limits | None = None
+    processors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -46,13 +73,30 @@ class Batch:
         return self.context_lengths.tolist()
 
     @cached_property
+    def limits(self) -> Limits:
+        if self.limits_given is not None:
+            return self.limits_given
+        offsets, contexts = self.query_offsets_host, self.context_lengths_host
+        counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+        past = max((context - count for context, count in zip(contexts, counts, strict=True)), default=0)
+        single = bool(counts) and min(counts) == max(counts) == 1
+        return Limits(max(counts, default=0), max(contexts, default=0), sum(contexts), past, single)
+
+    @property
     def max_query_length(self) -> int:
-        offsets = self.query_offsets_host
-        return max((b - a for a, b in zip(offsets, offsets[1:], strict=False)), default=0)
+        return self.limits.query
+
+    @property
+    def max_context_length(self) -> int:
+        return self.limits.context
 
     @cached_property
-    def max_context_length(self) -> int:
-        return max(self.context_lengths_host, default=0)
+    def key_layout(self) -> KeyLayout:
+        """Computed where the batch is, so that a captured step computes it at each replay."""
+        starts = F.pad(self.context_lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        token = torch.arange(self.num_tokens, dtype=torch.int32, device=self.query_offsets.device)
+        owner = torch.searchsorted(self.query_offsets[1:].contiguous(), token, right=True)
+        return KeyLayout(starts, starts[owner] + self.positions)
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, ...]:

@@ -9,7 +9,7 @@ from tokenweave.layers.batch import Batch
 from tokenweave.layers.kernels.linear import project_rows
 from tokenweave.layers.kernels.lookup import look_up_rows
 from tokenweave.layers.kernels.views import View, empty
-from tokenweave.layers.paths import kernel_multiplies, uses_kernels
+from tokenweave.layers.paths import kernel_multiplies, uses_gpu_kernels, uses_kernels
 from tokenweave.layers.pieces import Piece, Pieces
 
 
@@ -36,6 +36,10 @@ class VocabParallelEmbedding(nn.Module):
         if uses_kernels(self.weight, target):
             look_up_rows(batch.token_ids.numpy(), self.rows.start, self._view.of(self.weight), target.data_ptr())
             return target
+        if uses_gpu_kernels(target):
+            from tokenweave.layers import cuda
+
+            return cuda.look_up(batch.token_ids, self.weight, self.rows.start, target)
         local = batch.token_ids - self.rows.start
         foreign = (local < 0) | (local >= self.weight.shape[0])
         found = F.embedding(local.masked_fill(foreign, 0), self.weight)

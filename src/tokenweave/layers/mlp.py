@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from tokenweave.config import ModelConfig, Shard
 from tokenweave.layers.batch import Batch
 from tokenweave.layers.kernels.mlp import gate_rows, mlp_rows
-from tokenweave.layers.paths import kernel_multiplies
+from tokenweave.layers.paths import kernel_multiplies, uses_gpu_kernels
 from tokenweave.layers.pieces import Piece, Pieces
 from tokenweave.layers.projection import Projection
 
@@ -32,6 +32,8 @@ class MLP(nn.Module):
         """This rank's partial sum, [tokens, hidden], in `out` where given, which may be the memory of `normed`."""
         if self._projections[0].fits_kernels(normed, out):
             return self._forward_kernels(normed, torch.empty_like(normed) if out is None else out)
+        if uses_gpu_kernels(normed):
+            return self._forward_gpu(normed, batch, out)
         gate, up = self.gate_up(normed).chunk(2, dim=1)
         return self.down(F.silu(gate) * up, out)
 
@@ -45,6 +47,12 @@ class MLP(nn.Module):
         gated = wide.new_empty(tokens, wide.shape[1] // 2)
         gate_rows(wide.data_ptr(), gated.data_ptr(), tokens, gated.shape[1], self.down.arrays()[0])
         return self.down(gated, out)
+
+    def _forward_gpu(self, normed: torch.Tensor, batch: Batch, out: torch.Tensor | None) -> torch.Tensor:
+        from tokenweave.layers.cuda import silu_multiply
+
+        wide = self.gate_up(normed, None, batch.processors.get("gate_up", 0))
+        return self.down(silu_multiply(wide), out, batch.processors.get("down", 0))
 
     def pieces(self, name: str) -> Pieces:
         """Pieces of the checkpoint's tensors under `name`, e.g. "model.layers.0.mlp"."""

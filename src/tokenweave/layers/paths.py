@@ -46,3 +46,8 @@ def uses_kernels(weight: torch.Tensor, x: torch.Tensor, out: torch.Tensor | None
 def kernel_multiplies(rows: int, dtype: torch.dtype) -> bool:
     """Whether so many rows are multiplied by a weight matrix in a kernel rather than by torch."""
     return rows <= MOST_ROWS[dtype][min(torch.get_num_threads(), 3) - 1]
+
+
+def uses_gpu_kernels(x: torch.Tensor) -> bool:
+    """Whether x is work for the GPU kernels: on a GPU, one of their types, no gradients wanted."""
+    return x.is_cuda and x.dtype in STORED and not torch.is_grad_enabled() and x.is_contiguous()

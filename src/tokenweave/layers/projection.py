@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tokenweave.layers import cublas_lt
 from tokenweave.layers.kernels.views import View, empty
 from tokenweave.layers.paths import uses_kernels
 
@@ -22,8 +23,14 @@ class Projection(nn.Module):
         self.register_parameter("bias", bias_parameter)
         self._weight_view, self._bias_view, self._no_bias = View(), View(), empty(dtype)
 
-    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """[tokens, inputs] to [tokens, outputs], into `out` where given; `out` may not be the memory of x."""
+    def forward(self, x: torch.Tensor, out: torch.Tensor | None = None, processors: int = 0) -> torch.Tensor:
+        """[tokens, inputs] to [tokens, outputs], into `out` where given; `out` may not be the memory of x.
+
+        processors: of the GPU's, that the product should count on; 0 is all, and torch's choice.
+        """
+        if processors:
+            out = x.new_empty(len(x), len(self.weight)) if out is None else out
+            return cublas_lt.linear(x, self.weight, self.bias, out, processors)
         if out is None:
             return F.linear(x, self.weight, self.bias)
         if self.bias is None:

@@ -37,7 +37,8 @@ class Rope:
         self.frequencies = inverse_frequencies(config.rope, config.head_dim)
         self.device = device
         self.cos = self.sin = torch.empty(0, config.head_dim // 2, device=device)
-        self._grow(min(FIRST_POSITIONS, self.limit))
+        # captured steps read these tables where they are: on a GPU they never move
+        self._grow(min(FIRST_POSITIONS, self.limit) if device == "cpu" else self.limit)
 
     def reserve(self, batch: Batch) -> None:
         """Make the tables reach every position of `batch`. Raises ValueError if the model's context does not."""

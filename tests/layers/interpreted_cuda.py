@@ -1,0 +1,181 @@
+"""Tests of the layers' GPU kernels against float64, run by test_cuda.py in a process in which Triton interprets them,
+on CPU memory."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the GPU kernels need Triton")
+
+from tokenweave.layers import cuda  # noqa: E402
+from tokenweave.layers.cuda import HeadNorm, Packing, Pages  # noqa: E402
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# the interpreter cuts bfloat16 off where the GPU rounds it
+ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, ulps: float = 1.0) -> None:
+    """Within so many roundings of each number, and of 1e-3 near zero."""
+    limit = ulps * ROUNDING[dtype] * expected.abs().clamp_min(1e-3 if dtype != torch.float32 else 1.0)
+    worst = ((found.double() - expected).abs() / limit).max().item() if found.numel() else 0.0
+    assert worst <= 1.0, worst
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "columns"), [(0, 8), (1, 1), (3, 13), (2, 577), (5, 1100)])
+def test_silu_multiply(dtype: torch.dtype, tokens: int, columns: int) -> None:
+    wide = (3 * torch.randn(tokens, 2 * columns)).to(dtype)
+    gate, up = wide.double().chunk(2, dim=1)
+    close(cuda.silu_multiply(wide), gate / (1 + (-gate).exp()) * up, dtype, ulps=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wide_weight", [False, True])
+@pytest.mark.parametrize(("rows", "hidden"), [(0, 8), (1, 1), (3, 13), (2, 577), (2, 4096)])
+def test_add_rms_norm(dtype: torch.dtype, wide_weight: bool, rows: int, hidden: int) -> None:
+    x, residual = torch.randn(rows, hidden).to(dtype), torch.randn(rows, hidden).to(dtype)
+    weight = torch.rand(hidden) + 0.5
+    weight = weight if wide_weight else weight.to(dtype)
+    y = (x.float() + residual.float()).to(dtype)
+    found = cuda.add_rms_norm(x, residual, weight, 1e-5)
+    assert found is x
+    if dtype == torch.bfloat16:
+        close(residual, y.double(), dtype)
+    else:
+        assert residual.equal(y)
+    y = residual.double()  # of a y that is cut off, the norm is of that one
+    close(x, y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight.double(), dtype, ulps=2)
+
+
+def test_add_rms_norm_lets_nan_and_infinity_through() -> None:
+    x = torch.tensor([[1.0, float("nan")], [1.0, 2.0], [float("inf"), 1.0]])
+    cuda.add_rms_norm(x, torch.zeros(3, 2), torch.ones(2), 1e-5)
+    assert x[0].isnan().all() and x[1].isfinite().all() and x[2].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("hidden", "tokens"), [(8, 0), (1, 1), (13, 7), (2100, 3)])
+def test_look_up(dtype: torch.dtype, hidden: int, tokens: int) -> None:
+    table, ids = torch.randn(10, hidden).to(dtype), torch.randint(0, 40, (tokens,))
+    out = torch.full((tokens, hidden), float("nan"), dtype=dtype)
+    cuda.look_up(ids, table, 20, out)
+    for token, row in zip(ids.tolist(), out, strict=True):
+        assert row.equal(table[token - 20] if 20 <= token < 30 else torch.zeros(hidden, dtype=dtype))
+
+
+class Requests:
+    """Requests with a past in a paged cache of random content, and the new tokens of a step."""
+
+    def __init__(self, counts: list[int], contexts: list[int], *, kv_heads: int, size: int, dtype: torch.dtype) -> None:
+        self.block_size, blocks = 4, 40
+        self.counts, self.contexts = counts, contexts
+        self.keys, self.values = (torch.randn(blocks, self.block_size, kv_heads, size).to(dtype) for _ in range(2))
+        order, width = torch.randperm(blocks, dtype=torch.int32), -(-max(contexts) // self.block_size)
+        self.tables = torch.zeros(len(counts), width + 1, dtype=torch.int32)[:, :width]  # a stride of its own
+        used = 0
+        for i, context in enumerate(contexts):
+            need = -(-context // self.block_size)
+            self.tables[i, :need] = order[used : used + need]
+            used += need
+        self.positions = torch.tensor([p for n, c in zip(counts, contexts, strict=True) for p in range(c - n, c)])
+        self.slots = torch.tensor(
+            [self.slot(i, p) for i, (n, c) in enumerate(zip(counts, contexts, strict=True)) for p in range(c - n, c)]
+        )
+        self.offsets = torch.tensor([0, *counts]).cumsum(0).int()
+        self.starts = torch.tensor([0, *contexts]).cumsum(0).int()
+
+    def slot(self, request: int, position: int) -> int:
+        block = int(self.tables[request, position // self.block_size])
+        return block * self.block_size + position % self.block_size
+
+    def pages(self) -> Pages:
+        contexts = torch.tensor(self.contexts, dtype=torch.int32)
+        return Pages(self.keys, self.values, self.slots, self.tables, self.offsets, contexts)
+
+    def packing(self) -> Packing:
+        starts = [int(self.starts[i]) + c - n for i, (n, c) in enumerate(zip(self.counts, self.contexts, strict=True))]
+        rows = torch.tensor([s + k for s, n in zip(starts, self.counts, strict=True) for k in range(n)])
+        memory = torch.full((2, sum(self.contexts), *self.keys.shape[2:]), float("nan"), dtype=self.keys.dtype)
+        past = max(c - n for n, c in zip(self.counts, self.contexts, strict=True))
+        return Packing(rows, self.starts, memory[0], memory[1], past)
+
+
+def turned(heads: torch.Tensor, positions: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """float64 [T, heads, D] turned pair by pair, as complex numbers."""
+    left, right = heads.chunk(2, dim=-1)
+    turned = torch.complex(left, right) * torch.polar(torch.ones_like(angles), angles)[positions].unsqueeze(1)
+    return torch.cat((turned.real, turned.imag), dim=-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("counts", "contexts", "heads", "kv_heads", "size", "normed"),
+    [
+        ([1], [1], 1, 1, 8, False),
+        ([3, 1, 5], [3, 9, 18], 3, 1, 24, False),
+        ([2, 7], [66, 7], 6, 2, 16, True),
+        ([1, 1, 1], [33, 1, 13], 4, 4, 8, True),
+    ],
+)
+def test_rotate_and_cache(
+    dtype: torch.dtype, packed: bool, counts: list[int], contexts: list[int], heads: int,
+    kv_heads: int, size: int, normed: bool,
+) -> None:  # fmt: skip
+    step = Requests(counts, contexts, kv_heads=kv_heads, size=size, dtype=dtype)
+    tokens = sum(counts)
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size).to(dtype)
+    angles = torch.rand(80, size // 2, dtype=torch.float64) * 6
+    tables = angles.cos().float(), angles.sin().float()
+    norm = HeadNorm(torch.rand(size).to(dtype) + 0.5, torch.rand(size).to(dtype) + 0.5, 1e-5) if normed else None
+    before = qkv.double().unflatten(1, (-1, size)), step.keys.clone(), step.values.clone()
+    if tokens > 1:
+        step.slots[1] = -1  # a padded token: kept nowhere
+    packing = step.packing() if packed else None
+
+    cuda.rotate_and_cache(qkv, step.positions, tables, step.pages(), norm=norm, packing=packing)
+
+    queries, keys, values = before[0].split((heads, kv_heads, kv_heads), dim=1)
+    if norm is not None:
+        queries, keys = (
+            (x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()).to(dtype).double() * w.double()
+            for x, w in ((queries, norm.query), (keys, norm.key))
+        )
+    found = qkv.unflatten(1, (-1, size))
+    turned_queries, turned_keys = turned(queries, step.positions, angles), turned(keys, step.positions, angles)
+    for ours, right, before_turning in (
+        (found[:, :heads], turned_queries, queries),
+        (found[:, heads : heads + kv_heads], turned_keys, keys),
+    ):
+        # what cancels in left * cos - right * sin errs by the roundings of its terms
+        scale = before_turning.abs().amax(-1, keepdim=True)
+        assert ((ours.double() - right).abs() / (scale + 1e-3)).max() <= 4 * ROUNDING[dtype]
+    assert found[:, heads + kv_heads :].double().equal(values)
+
+    expected_keys, expected_values = before[1].flatten(0, 1), before[2].flatten(0, 1)
+    for token, slot in enumerate(step.slots.tolist()):
+        if slot >= 0:
+            expected_keys[slot], expected_values[slot] = found[token, heads : heads + kv_heads], values[token].to(dtype)
+    assert step.keys.flatten(0, 1).equal(expected_keys) and step.values.flatten(0, 1).equal(expected_values)
+    if packing is None:
+        return
+    token = 0
+    for i, (count, context) in enumerate(zip(counts, contexts, strict=True)):
+        first = int(step.starts[i])
+        for position in range(context - count):
+            slot = step.slot(i, position)
+            assert packing.keys[first + position].equal(before[1].flatten(0, 1)[slot])
+            assert packing.values[first + position].equal(before[2].flatten(0, 1)[slot])
+        for position in range(context - count, context):
+            assert packing.keys[first + position].equal(found[token, heads : heads + kv_heads])
+            assert packing.values[first + position].equal(found[token, heads + kv_heads :])
+            token += 1
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="wide must be contiguous"):
+        cuda.silu_multiply(torch.zeros(4, 8).t())
+    with pytest.raises(ValueError, match="do not fit"):
+        cuda.add_rms_norm(torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(8), 1e-5)
+    with pytest.raises(ValueError, match="at most 65536, got 65537"):
+        cuda.add_rms_norm(torch.zeros(1, 65537), torch.zeros(1, 65537), torch.zeros(65537), 1e-5)
