@@ -60,6 +60,13 @@ class Planner:
         `hardware` on the link whose fingerprint the key carries.
         """
         table, source = find(key, directory or cache_directory())
+        return cls.of(mode, config, key, hardware, table, source)
+
+    @classmethod
+    def of(
+        cls, mode: str, config: ModelConfig, key: TuneKey, hardware: Hardware, table: TunedTable | None, source: str
+    ) -> "Planner":
+        """As `open`, with what `find` has found, perhaps in another process."""
         linked = hardware.with_link(latency=key.link_latency, bandwidth=key.link_bandwidth)
         calculated = AnalyticalCosts(config, linked, key.tensor_parallel_size, key.dtype)
         if table is None:

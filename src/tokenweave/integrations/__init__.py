@@ -1,0 +1,1 @@
+"""TokenWeave inside other engines."""
