@@ -138,8 +138,11 @@ def _panel(
     panel.set_yticks(range(len(rows)), [f"rank {r}" + (f" {LANES[lane]}" if many else "") for r, lane in rows])
     slowest = max(ranks, key=lambda step: step.total("compute"))
     found = figures_of(slowest, fused[slowest.rank] if fused else None)
-    ms = [f"{1e3 * t:.0f}" for t in (found.step, found.communication, found.hidden, found.exposed)]
-    words = f"{title(slowest)}: step {ms[0]} ms; communication {ms[1]}, hidden {ms[2]}, exposed {ms[3]}"
+    parts = {"communication": found.communication, "hidden": found.hidden, "exposed": found.exposed}
+    if slowest.plan.mode == "weave":
+        parts["slower compute"] = found.slower
+    shown = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in parts.items())
+    words = f"{title(slowest)}: step {1e3 * found.step:.0f} ms; {shown}"
     panel.set_title(words, loc="left", fontsize=9)
     panel.spines[["top", "right"]].set_visible(False)
     return 1e3 * (stop - start)
