@@ -141,8 +141,8 @@ def _panel(
     parts = {"communication": found.communication, "hidden": found.hidden, "exposed": found.exposed}
     if slowest.plan.mode == "weave":
         parts["slower compute"] = found.slower
-    shown = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in parts.items())
-    words = f"{title(slowest)}: step {1e3 * found.step:.0f} ms; {shown}"
+    told = ", ".join(f"{name} {1e3 * seconds:.0f}" for name, seconds in parts.items())
+    words = f"{title(slowest)}: step {1e3 * found.step:.0f} ms; {told}"
     panel.set_title(words, loc="left", fontsize=9)
     panel.spines[["top", "right"]].set_visible(False)
     return 1e3 * (stop - start)
