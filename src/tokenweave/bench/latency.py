@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from tokenweave.bench import output
+from tokenweave.bench.memory import read_bandwidth
 from tokenweave.engine.llm import LLM
 from tokenweave.engine.params import SamplingParams
 from tokenweave.models.resolve import resolve
@@ -54,12 +55,15 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--rounds and --prefill must be at least 1, --decode at least 2")
     if args.plot:
         output.figure()  # refuses before the work, not after it
-    rows = []
+    rows, memory = [], [read_bandwidth()]
     for dtype in args.dtype:
         with ExitStack() as stack:
             rows += _rows(_measured(_competitors(args, dtype, stack), args), args)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     print(f"medians of {args.rounds} interleaved rounds; decode after 16 tokens, prefill of {args.prefill}")
+    memory.append(read_bandwidth())
+    for when, (cores, alone, together) in zip(("before", "after"), memory, strict=True):
+        print(f"memory {when}: a core alone reads {alone:.0f} GB/s, each of {cores} at once {together:.0f}")
     if args.json:
         output.write_json(args.json, rows)
     if args.plot:
