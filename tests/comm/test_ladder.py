@@ -16,7 +16,17 @@ def test_a_rung_that_is_not_usable_says_why() -> None:
     assert [rung.name for rung in ladder()] == ["shared_memory", "distributed"]
     assert [rung.obstacle for rung in ladder()] == [None, None]
     assert "one host" in str(ladder(one_caller=False)[0].obstacle)
-    assert "cuda" in str(ladder("cuda")[0].obstacle)
+
+
+@pytest.mark.parametrize("collective", ("auto", "symmetric"))
+def test_gpus_reach_each_others_memory(collective: str) -> None:
+    assert choose(collective, "cuda") == "symmetric"
+
+
+def test_an_emulated_rank_is_asked_for_by_name() -> None:
+    assert choose("emulated", "cuda") == "emulated"
+    with pytest.raises(ValueError, match="emulated"):
+        choose("emulated", "cpu")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,11 @@ class Control:
             self._words[DEATH // 8] = 1 + rank
 
     @property
+    def ended(self) -> bool:
+        """Whether a wait has failed, and the group with it."""
+        return bool(self._words[ABORT // 8])
+
+    @property
     def finding(self) -> list[int]:
         """The rank that ended the group, and the nine words of what it found; only once a wait has failed."""
         reporter = int(self._words[ABORT // 8])

@@ -154,6 +154,10 @@ class DistributedCollective:
     def barrier(self, *, lane: int = 0) -> None:
         self._transfer(self._lane(lane), (Operation.BARRIER, 0, 0), {}, {})
 
+    def check(self) -> None:
+        if self._world.ended is not None:
+            raise CommunicationError(self._world.ended)
+
     def close(self) -> None:
         """End the connections. A peer that still waits for this rank sees that."""
         self._lanes = []
@@ -168,8 +172,7 @@ class DistributedCollective:
         self.close()
 
     def _lane(self, lane: int) -> _Lane:
-        if self._world.ended is not None:
-            raise CommunicationError(self._world.ended)
+        self.check()
         if not self._lanes:
             raise RuntimeError("the collective is closed")
         self.shape.check_lane(lane)

@@ -21,7 +21,7 @@ class Opener(Protocol):
 class Group:
     """One rank's membership. Every rank opens the same collectives in the same order. A context manager.
 
-    collective: the rung of the ladder that open_collective uses, "shared_memory" or "distributed".
+    collective: what open_collective uses: a rung of the ladder, or "emulated".
     """
 
     def __init__(self, rank: int, size: int, *, device: str, collective: str, timeout: float, opener: Opener) -> None:
@@ -50,8 +50,9 @@ class Group:
         """
         timeout = self.timeout if timeout is None else timeout
         shape = CollectiveShape(
-            hidden_size=hidden_size, max_tokens=max_tokens, dtype=dtype, lanes=lanes, timeout=timeout
-        )
+            hidden_size=hidden_size, max_tokens=max_tokens, dtype=dtype, lanes=lanes, timeout=timeout,
+            device=self.device.type,
+        )  # fmt: skip
         collective = self._opener.open(shape)
         self._opened.append(collective)
         return collective

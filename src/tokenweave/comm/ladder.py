@@ -13,10 +13,10 @@ class Rung:
 
 def ladder(device: str = "cpu", *, one_caller: bool = True) -> list[Rung]:
     """The rungs from the highest down. one_caller: one process on this host starts all ranks, as `launch` does."""
+    if device == "cuda":
+        return [Rung("symmetric", None)]
     obstacle = None
-    if device != "cpu":
-        obstacle = f"it is for ranks on the CPU, not on {device}"
-    elif not one_caller:
+    if not one_caller:
         obstacle = "its ranks must be started on one host by one process, which hands the memory down to them"
     return [Rung("shared_memory", obstacle), Rung("distributed", None)]
 
@@ -27,8 +27,10 @@ def choose(collective: str = "auto", device: str = "cpu", *, one_caller: bool = 
     It depends on the arguments only, so that all ranks come to the same answer. Raises ValueError for an unknown device
     or collective, or one that cannot be used here.
     """
-    if device != "cpu":
-        raise ValueError(f"device must be 'cpu', got {device!r}")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device must be 'cpu' or 'cuda', got {device!r}")
+    if collective == "emulated" and device == "cuda":
+        return collective
     rungs = {rung.name: rung for rung in ladder(device, one_caller=one_caller)}
     if collective == "auto":
         return next(rung.name for rung in rungs.values() if rung.obstacle is None)

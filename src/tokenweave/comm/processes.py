@@ -43,12 +43,14 @@ def start_ranks(
     timeout: float = 60.0,
     threads: int | None = None,
     pin: bool = False,
+    emulation: Any = None,
 ) -> "RankProcesses":
     """Start `size` ranks that each run target(group, links, *args); returns while they still import torch (about 2 s).
 
     target: "module:function", or a callable, sent with cloudpickle (one of a script or a notebook cell will do).
     timeout: seconds that any wait inside a collective may take. threads: torch's, per rank; by default an equal share
-    of the usable cores. pin: give each rank cores of its own.
+    of the usable cores. pin: give each rank cores of its own. emulation: an `emulated.Emulation` of `size`
+    ranks, for the collective "emulated": one process is started, which is rank 0 of them.
     Raises ValueError for settings that cannot work, before anything is started.
     """
     if size < 1:
@@ -57,16 +59,19 @@ def start_ranks(
         raise ValueError(f"timeout must be positive, got {timeout}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
+    if (collective == "emulated") != (emulation is not None):
+        raise ValueError("the collective 'emulated' and an emulation belong together")
     rung = choose(collective, device)
+    processes = size if emulation is None else 1
     cores = sorted(os.sched_getaffinity(0))
-    if pin and size > len(cores):
-        raise ValueError(f"cannot pin {size} ranks: there are {len(cores)} usable cores")
+    if pin and processes > len(cores):
+        raise ValueError(f"cannot pin {processes} ranks: there are {len(cores)} usable cores")
     settings = {
-        "size": size, "collective": rung, "device": device, "timeout": timeout,
-        "threads": threads or max(1, len(cores) // size), "parent": os.getpid(),
+        "size": processes, "collective": rung, "device": device, "timeout": timeout,
+        "threads": threads or max(1, len(cores) // processes), "parent": os.getpid(),
     }  # fmt: skip
-    pinning = [cores[partition(len(cores), size, rank)] if pin else None for rank in range(size)]
-    return RankProcesses(settings, cloudpickle.dumps((target, tuple(args))), pinning)
+    pinning = [cores[partition(len(cores), processes, rank)] if pin else None for rank in range(processes)]
+    return RankProcesses(settings, cloudpickle.dumps((target, tuple(args), emulation)), pinning)
 
 
 class RankProcesses:

@@ -12,13 +12,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveShape:
-    """The same on every rank. timeout: seconds that any wait may take."""
+    """The same on every rank. timeout: seconds that any wait may take. device: where the rows lie, "cpu" or "cuda"."""
 
     hidden_size: int
     max_tokens: int
     dtype: torch.dtype
     lanes: int
     timeout: float
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.hidden_size < 1 or self.max_tokens < 1:
@@ -54,7 +55,7 @@ class CollectiveShape:
             raise ValueError(f"tokens must be in [0, {self.max_tokens}] (the collective's max_tokens), got {tokens}")
 
     def check_rows(self, name: str, tensor: torch.Tensor, count: int | None = None) -> None:
-        """`tensor` is [count, hidden_size], or up to max_tokens rows; of the dtype, contiguous, on the CPU."""
+        """`tensor` is [count, hidden_size], or up to max_tokens rows; of the dtype, contiguous, on the device."""
         if tensor.dim() != 2 or tensor.shape[1] != self.hidden_size:
             raise ValueError(f"{name} must be [tokens, {self.hidden_size}], got {list(tensor.shape)}")
         if count is None:
@@ -71,9 +72,10 @@ class CollectiveShape:
     def _check_memory(self, name: str, tensor: torch.Tensor, dtypes: Sequence[torch.dtype]) -> None:
         if tensor.dtype not in dtypes:
             raise ValueError(f"{name} must be {' or '.join(map(str, dict.fromkeys(dtypes)))}, got {tensor.dtype}")
-        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        if tensor.device.type != self.device or not tensor.is_contiguous():
+            where = "the CPU" if self.device == "cpu" else self.device
             raise ValueError(
-                f"{name} must be contiguous and on the CPU, got strides {tensor.stride()} on {tensor.device}"
+                f"{name} must be contiguous and on {where}, got strides {tensor.stride()} on {tensor.device}"
             )
 
 

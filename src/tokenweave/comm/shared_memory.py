@@ -1,17 +1,19 @@
 """The collective of CPU ranks on one host: one kernel over memory that all of them map."""
 
+import functools
 from collections.abc import Callable
 
 import torch
 from numba import types
 
+from tokenweave.comm import staging
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.comm.control import CONTROL_BYTES, Control
 from tokenweave.comm.kernels.exchange import exchange, meet
 from tokenweave.comm.kernels.vector import ELEMENTS
 from tokenweave.comm.operations import Operation, dtype_code, explain
 from tokenweave.comm.segment import Lane, Segment
-from tokenweave.comm.shape import CollectiveShape, check_columns, check_root
+from tokenweave.comm.shape import CollectiveShape
 
 _COMPILE_SECONDS = 120.0  # what opening may take beyond the deadline, as ranks may be compiling the kernels
 
@@ -126,46 +128,20 @@ class SharedMemoryCollective:
 
     def gather(self, columns: torch.Tensor, widths: list[int], *, lane: int = 0) -> torch.Tensor | None:
         own = self._lane(lane)
-        check_columns(columns, widths, self.rank, self.size)
-        count, total, widest = columns.shape[0], sum(widths), max(widths)
-        operation = Operation.GATHER | dtype_code(columns.dtype) << 8
-        gathered = columns.new_empty(count, total) if self.rank == 0 else None
-        staging = [memory.view(columns.dtype) for memory in own.staging]
-        # Pieces of `rows` x `width`, the same on every rank, that fit the staging memory.
-        width = max(1, min(widest, staging[0].numel()))
-        rows = max(1, min(count, staging[0].numel() // width))
-        for top in range(0, count, rows):
-            for left in range(0, widest, width):
-                piece = columns[top : top + rows, left : left + width]
-                if self.rank != 0:
-                    staging[self.rank][: piece.numel()].view(piece.shape).copy_(piece)
-                self._barrier(own, operation, count, total)
-                if gathered is not None:
-                    for rank, columns_of_rank in enumerate(gathered.split(widths, dim=1)):
-                        part = columns_of_rank[top : top + rows, left : left + width]
-                        part.copy_(piece if rank == 0 else staging[rank][: part.numel()].view(part.shape))
-                self._barrier(own, operation, count, total)
-        return gathered
+        meet = functools.partial(self._barrier, own)
+        return staging.gather(columns, widths, rank=self.rank, size=self.size, staging=own.staging, meet=meet)
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0, *, lane: int = 0) -> torch.Tensor:
         own = self._lane(lane)
-        check_root(root, self.size)
-        if not tensor.is_contiguous():
-            return tensor.copy_(self.broadcast(tensor.contiguous(), root, lane=lane))
-        flat = tensor.detach().view(-1).view(torch.uint8)
-        staging = own.staging[root]
-        operation = Operation.BROADCAST | dtype_code(tensor.dtype) << 8 | root << 16
-        for piece in flat.split(staging.numel()):
-            if self.rank == root:
-                staging[: piece.numel()].copy_(piece)
-            self._barrier(own, operation, flat.numel(), 1)
-            if self.rank != root:
-                piece.copy_(staging[: piece.numel()])
-            self._barrier(own, operation, flat.numel(), 1)
-        return tensor
+        meet = functools.partial(self._barrier, own)
+        return staging.broadcast(tensor, root, rank=self.rank, size=self.size, staging=own.staging, meet=meet)
 
     def barrier(self, *, lane: int = 0) -> None:
         self._barrier(self._lane(lane), Operation.BARRIER, 0, 0)
+
+    def check(self) -> None:
+        if self._control.ended:
+            raise self._error()
 
     def close(self) -> None:
         self._lanes = []

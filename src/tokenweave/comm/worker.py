@@ -38,8 +38,8 @@ def main() -> None:
     links = Links(Link(*fds["link"]), {int(rank): Link(*pair) for rank, pair in fds["peers"].items()})
     report = Connection(fds["report"], readable=False)
     try:
-        target, args = pickle.load(body)
-        with _group(settings, control) as group:
+        target, args, emulation = pickle.load(body)
+        with _group(settings, control, emulation) as group:
             value = _resolve(target)(group, links, *args)
             message = ("returned", cloudpickle.dumps(value), "")
     except (Exception, KeyboardInterrupt) as error:
@@ -57,18 +57,29 @@ def _exit() -> None:
     os._exit(0)
 
 
-def _group(settings: dict[str, Any], control: Control) -> Group:
-    rank, size = settings["rank"], settings["size"]
+def _group(settings: dict[str, Any], control: Control, emulation: Any) -> Group:
+    rank, size, device, collective = (settings[name] for name in ("rank", "size", "device", "collective"))
     opener: Opener
-    if settings["collective"] == "shared_memory":
+    if emulation is not None:
+        from tokenweave.comm.emulated import emulated_group
+
+        return emulated_group(emulation, device, settings["timeout"])
+    if device != "cpu":
+        from tokenweave.comm.devices import claim
+        from tokenweave.comm.symmetric import Symmetric
+        from tokenweave.comm.world import World
+
+        place = claim(rank, size)
+        device = str(place)
+        opener = Symmetric(control, World.of_one_host(settings["store"], rank, size), place)
+    elif collective == "shared_memory":
         opener = SharedMemory(control, rank, size)
     else:
         from tokenweave.comm.distributed import Distributed  # 0.2 s that the others need not spend
         from tokenweave.comm.world import World
 
         opener = Distributed(World.of_one_host(settings["store"], rank, size))
-    names = ("device", "collective", "timeout")
-    return Group(rank, size, opener=opener, **{name: settings[name] for name in names})
+    return Group(rank, size, opener=opener, device=device, collective=collective, timeout=settings["timeout"])
 
 
 def _restore_path(setup: dict[str, Any]) -> None:

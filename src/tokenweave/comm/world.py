@@ -49,10 +49,16 @@ class World:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         return World(rank, size, lambda timeout: dist.init_process_group("gloo", timeout=timeout))
 
-    def open_lanes(self, lanes: int, timeout: float) -> list[Streams]:
-        """Streams for each lane: no two lanes share one. Raises CommunicationError if a rank cannot be reached."""
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Of all ranks, on gloo; there once they have met."""
+        assert self._meeting is not None
+        return self._meeting
+
+    def meet(self, timeout: float) -> None:
+        """Wait until every rank has come here, joining the world first. Ranks may be compiling kernels meanwhile."""
         if self.size == 1:
-            return [Streams({}) for _ in range(lanes)]
+            return
         patience = timedelta(seconds=timeout + _OPENING_SECONDS)
         if not dist.is_initialized():
             self._join(patience)
@@ -60,6 +66,20 @@ class World:
         if self._meeting is None:
             self._meeting = dist.new_group(backend="gloo", timeout=patience)
         dist.monitored_barrier(self._meeting, timeout=patience)
+
+    def exchange(self, key: str, text: str) -> list[str]:
+        """Every rank's text, in rank order. The key is used once."""
+        if self.size == 1:
+            return [text]
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"tokenweave/{key}/{self.rank}", text)
+        return [store.get(f"tokenweave/{key}/{rank}").decode() for rank in range(self.size)]
+
+    def open_lanes(self, lanes: int, timeout: float) -> list[Streams]:
+        """Streams for each lane: no two lanes share one. Raises CommunicationError if a rank cannot be reached."""
+        if self.size == 1:
+            return [Streams({}) for _ in range(lanes)]
+        self.meet(timeout)
         self._opened += 1
         key = f"tokenweave/streams/{self._opened}"
         store = dist.distributed_c10d._get_default_store()

@@ -1,0 +1,141 @@
+"""Compiled kernels in this process's CUDA context, and their launches."""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+
+from tokenweave.comm.kernels.compiler import Tiling, compile_cuda
+from tokenweave.comm.kernels.lane_words import LaneWord
+from tokenweave.comm.operations import Operation
+from tokenweave.comm.shape import DTYPES
+from tokenweave.config import partition
+
+_ENTRY = {
+    Operation.ALL_REDUCE: "all_reduce", Operation.REDUCE_SCATTER: "reduce_scatter", Operation.ALL_GATHER: "all_gather",
+}  # fmt: skip
+_BODY = ("fused", "fused_wide", *_ENTRY.values())
+_MEETING = ("barrier", "come", "leave")
+_ROWS = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int32, ctypes.c_float, ctypes.c_uint64)
+_LANE = (ctypes.c_uint64, ctypes.c_int32, ctypes.c_int32)
+
+
+class Module:
+    """One compiled file, loaded into the current context, every kernel of it at once: nothing is loaded at a launch."""
+
+    def __init__(self, cubin: bytes, names: tuple[str, ...], shared_bytes: int = 0) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._module = _checked(driver.cuModuleLoadData(cubin))
+        self._functions = {name: _checked(driver.cuModuleGetFunction(self._module, name.encode())) for name in names}
+        limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        for name in names:
+            if name in _BODY:
+                _checked(driver.cuFuncSetAttribute(self._functions[name], limit, shared_bytes))
+
+    def launch(
+        self, name: str, values: Any, types: Any, *, stream: int, blocks: int = 1, threads: int = 128,
+        shared_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        function = self._functions[name]
+        _checked(
+            self._driver.cuLaunchKernel(
+                function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, (values, types), 0
+            )
+        )  # fmt: skip
+
+
+class BulkKernels:
+    """The operations on rows of one size and type, by bulk copies."""
+
+    def __init__(self, module: Module, tiling: Tiling) -> None:
+        self._module, self._tiling = module, tiling
+
+    def launch(
+        self, operation: Operation, lane: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, *, tokens: int,
+        own: int, eps: float, pace: float, blocks: int, stream: int,
+    ) -> None:  # fmt: skip
+        """lane: its words. own: how many of the tokens are this rank's. pace: seconds that it must take."""
+        wide = weight.dtype == torch.float32
+        name = _ENTRY.get(operation) or ("fused_wide" if wide else "fused")
+        values = (lane.data_ptr(), rows.data_ptr(), weight.data_ptr(), tokens, eps, int(pace * 1e9))
+        self._module.launch(
+            name, values, _ROWS, stream=stream, blocks=max(1, min(blocks, own)), threads=self._tiling.threads,
+            shared_bytes=self._tiling.shared_bytes,
+        )  # fmt: skip
+
+    def barrier(self, lane: torch.Tensor, stream: int) -> None:
+        self._module.launch("barrier", (lane.data_ptr(),), _LANE[:1], stream=stream)
+
+
+class PlainKernels:
+    """The same in Triton, on any GPU and for rows of any size: two kernels more an operation, in which ranks meet."""
+
+    def __init__(self, module: Module, hidden: int, whole: bool, rank: int, size: int) -> None:
+        from tokenweave.comm.kernels.plain import BLOCK, move_rows
+
+        self._module, self._move, self._rank, self._size = module, move_rows, rank, size
+        self._constants = {"HIDDEN": hidden, "WHOLE": whole, "BLOCK": min(BLOCK, 1 << (hidden - 1).bit_length())}
+
+    def launch(
+        self, operation: Operation, lane: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, *, tokens: int,
+        own: int, eps: float, pace: float, blocks: int, stream: int,
+    ) -> None:  # fmt: skip
+        meeting = (lane.data_ptr(), int(operation), tokens)
+        self._module.launch("come", meeting, _LANE, stream=stream)
+        self.move(operation, lane, rows, weight, tokens=tokens, own=own, eps=eps, blocks=blocks)
+        self._module.launch("leave", meeting, _LANE, stream=stream)
+
+    def move(
+        self, operation: Operation, lane: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, *, tokens: int,
+        own: int, eps: float, blocks: int,
+    ) -> None:  # fmt: skip
+        """The kernel between; on torch's current stream, as Triton launches."""
+        self._move[(max(1, min(blocks, own)),)](
+            lane[LaneWord.SOURCES :], lane[LaneWord.TARGETS :], rows, weight,
+            partition(tokens, self._size, self._rank).start, own, self._size, eps,
+            OPERATION=int(operation), num_warps=8, **self._constants,
+        )  # fmt: skip
+
+    def barrier(self, lane: torch.Tensor, stream: int) -> None:
+        self._module.launch("barrier", (lane.data_ptr(),), _LANE[:1], stream=stream)
+
+
+@cache
+def bulk_kernels(
+    dtype: torch.dtype, hidden: int, tiling: Tiling, capability: tuple[int, int], device: int, *, emulated: bool
+) -> BulkKernels:
+    """Compiled and loaded once in a process, on the current device, which is number `device`."""
+    defines = {"ELEMENT": DTYPES.index(dtype), "HIDDEN": hidden, "EMULATED": int(emulated), **tiling.defines}
+    compiled = compile_cuda(("rows.cuh", "meet.cu", "bulk.cu"), defines, capability)
+    return BulkKernels(Module(compiled.cubin, (*_BODY, "barrier"), tiling.shared_bytes), tiling)
+
+
+def plain_kernels(
+    dtype: torch.dtype, hidden: int, capability: tuple[int, int], device: torch.device, *, rank: int, size: int
+) -> PlainKernels:
+    """With every variant compiled and loaded: each has run once, on no rows."""
+    defines = {"ELEMENT": DTYPES.index(dtype), "HIDDEN": hidden}
+    module = Module(compile_cuda(("rows.cuh", "meet.cu"), defines, capability).cubin, _MEETING)
+    kernels = PlainKernels(module, hidden, hidden * dtype.itemsize % 16 == 0, rank, size)
+    lane = torch.zeros(LaneWord.FLAGS, dtype=torch.int64, device=device)
+    rows = torch.zeros(16, dtype=dtype, device=device)
+    for weight in (rows, rows.float()):
+        for operation in (Operation.ALL_REDUCE_ADD_RMS_NORM, *_ENTRY):
+            kernels.move(operation, lane, rows, weight, tokens=0, own=0, eps=0.0, blocks=1)
+    return kernels
+
+
+def address_on_gpu(address: int) -> int:
+    """Where the GPU finds registered memory of the host."""
+    from cuda.bindings import driver
+
+    return int(_checked(driver.cuMemHostGetDevicePointer(address, 0)))
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    if answer[0].value != 0:
+        raise RuntimeError(f"CUDA: {answer[0].name}")
+    return answer[1] if len(answer) > 1 else None
