@@ -1,0 +1,134 @@
+"""Models inside vLLM with the plugin against vLLM without it: the same tokens, logprobs within 1e-5 in float32.
+
+Every rank set is one subprocess with a time limit, in which all cases run one after another.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_models import FAMILIES, write
+
+pytestmark = pytest.mark.vllm
+SIZES = (2, 4)
+TOLERANCE = 1e-5
+families = pytest.mark.parametrize("family", FAMILIES)
+sizes = pytest.mark.parametrize("size", SIZES)
+compiled_or_not = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+
+
+def cases(plugin: bool) -> list[dict[str, Any]]:
+    if not plugin:
+        return [{"family": family, "compiled": False, "runs": ["stock"]} for family in FAMILIES]
+    eager = [{"family": family, "compiled": False, "runs": ["fused", "weave"]} for family in FAMILIES]
+    eager[0]["runs"] = ["auto", "fused", "weave", "serial", "reordered", "unreduced", "swapped"]
+    return eager + [{"family": family, "compiled": True, "runs": ["fused", "weave"]} for family in FAMILIES]
+
+
+@functools.cache
+def directory() -> Path:
+    path = Path(tempfile.mkdtemp(prefix="tokenweave-vllm-"))
+    for family in FAMILIES:
+        write(family, path / "models")
+    return path
+
+
+@functools.cache
+def results(size: int, plugin: bool) -> dict[tuple[str, bool, str], dict[str, Any]]:
+    """By family, whether it is compiled, and run."""
+    name = f"{size}-{'plugin' if plugin else 'stock'}"
+    out = directory() / f"{name}.out.json"
+    job = directory() / f"{name}.json"
+    job.write_text(
+        json.dumps({"size": size, "models": str(directory() / "models"), "cases": cases(plugin), "out": str(out)})
+    )
+    environment = os.environ | {
+        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_CACHE_ROOT": str(directory() / "cache"),
+    } | ({} if plugin else {"VLLM_PLUGINS": ""})  # fmt: skip
+    script = Path(__file__).with_name("vllm_ranks.py")
+    ran = subprocess.run(
+        [sys.executable, str(script), str(job)], env=environment, timeout=600, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
+    return {(found["family"], found["compiled"], found["run"]): found for found in json.loads(out.read_text())}
+
+
+def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:
+    """The largest of any logprob, of prompts' tokens and of the three best of each generated one; infinity if the
+    tokens differ."""
+    worst = 0.0
+    for a, b in zip(ours["outputs"], theirs["outputs"], strict=True):
+        if a["tokens"] != b["tokens"] or any(
+            x.keys() != y.keys() for x, y in zip(a["logprobs"], b["logprobs"], strict=True)
+        ):
+            return float("inf")
+        pairs = list(zip(a["prompt_logprobs"], b["prompt_logprobs"], strict=True))
+        pairs += [(x[token], y[token]) for x, y in zip(a["logprobs"], b["logprobs"], strict=True) for token in x]
+        worst = max(worst, *(abs(x - y) for x, y in pairs))
+    return worst
+
+
+@families
+@sizes
+def test_the_plugin_is_not_in_stock(family: str, size: int) -> None:
+    stock = results(size, plugin=False)[family, False, "stock"]
+    assert not stock["on"] and len(stock["outputs"]) == 7 and all(len(o["tokens"]) == 8 for o in stock["outputs"])
+
+
+@families
+@compiled_or_not
+@sizes
+def test_fused_steps_give_stock_results(family: str, compiled: bool, size: int) -> None:
+    found = results(size, plugin=True)[family, compiled, "fused"]
+    assert difference(found, results(size, plugin=False)[family, False, "stock"]) <= TOLERANCE
+    assert set(found["counts"]) == {"fused"} and found["fused"] == 4 * found["counts"]["fused"]  # 2 layers, 2 blocks
+
+
+@families
+@compiled_or_not
+@sizes
+def test_woven_steps_give_stock_results(family: str, compiled: bool, size: int) -> None:
+    """Chunked prefill, cuts inside requests, decodes in both lanes."""
+    found = results(size, plugin=True)[family, compiled, "weave"]
+    assert difference(found, results(size, plugin=False)[family, False, "stock"]) <= TOLERANCE
+    woven = [step for step in found["steps"] if 0 < step["cut"] < sum(step["counts"])]
+    assert found["counts"]["weave"] == len(woven) >= 10
+    borders = [{sum(step["counts"][: i + 1]) for i in range(len(step["counts"]))} for step in woven]
+    inside = [step for step, ends in zip(woven, borders, strict=True) if step["cut"] not in ends]
+    chunked = [s for s in inside if any(k > n > 1 for n, k in zip(s["counts"], s["contexts"], strict=True))]
+    assert len(inside) >= 5 and len(chunked) >= 2
+    single = found["counts"].get("fused", 0)
+    assert found["fused"] == 8 * len(woven) + 4 * single
+
+
+@pytest.mark.parametrize("mode", ["serial", "reordered"])
+@sizes
+def test_the_other_modes_give_stock_results(mode: str, size: int) -> None:
+    found = results(size, plugin=True)["llama", False, mode]
+    assert difference(found, results(size, plugin=False)["llama", False, "stock"]) <= TOLERANCE
+    assert set(found["counts"]) == {mode} and found["fused"] == 0
+
+
+@sizes
+def test_steps_are_planned(size: int) -> None:
+    """By default, without a tuned table: over shared memory a core that communicates is one that computes, so that no
+    step is woven."""
+    found = results(size, plugin=True)["llama", False, "auto"]
+    assert difference(found, results(size, plugin=False)["llama", False, "stock"]) <= TOLERANCE
+    assert {step["mode"] for step in found["steps"]} <= {"serial", "fused"}
+    assert sum(found["counts"].values()) == len(found["steps"])
+
+
+@pytest.mark.parametrize("fault", ["unreduced", "swapped"])
+@sizes
+def test_faults_are_seen(fault: str, size: int) -> None:
+    """Partial sums that are not summed; lane 1 before lane 0, whose keys it attends to."""
+    found = results(size, plugin=True)["llama", False, fault]
+    assert difference(found, results(size, plugin=False)["llama", False, "stock"]) > 0.01
