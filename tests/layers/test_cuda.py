@@ -12,12 +12,20 @@ triton = pytest.importorskip("triton", reason="the GPU kernels need Triton")
 from tokenweave.layers.kernels import gpu  # noqa: E402
 
 
-def test_kernels_against_float64() -> None:
+def test_kernels_interpreted() -> None:
     """In a process of its own: Triton decides at import whether its own functions are interpreted."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "interpreted_cuda.py"]
-    found = subprocess.run(
-        command, cwd=Path(__file__).parent, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
+    run_kernel_tests(os.environ | {"TRITON_INTERPRET": "1"})
+
+
+@pytest.mark.gpu
+def test_kernels_on_the_gpu() -> None:
+    run_kernel_tests({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
+
+
+def run_kernel_tests(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "cuda_kernels.py"]
+    environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, sys.path))
+    found = subprocess.run(command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout[-4000:]
 
 

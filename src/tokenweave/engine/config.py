@@ -2,12 +2,14 @@
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 from tokenweave.plan import MODES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEVICES = ("auto", "cpu")
-COLLECTIVES = ("auto", "shared_memory", "distributed")
+DEVICES = ("auto", "cpu", "cuda")
+COLLECTIVES = ("auto", "shared_memory", "distributed", "symmetric", "emulated")
+WEIGHTS = ("checkpoint", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,13 +17,17 @@ class EngineConfig:
     """How a model is run. The command line's defaults are these.
 
     mode: one of MODES, or "auto", which chooses for each step. dtype: of weights, activations and cache; "auto" is the
-    checkpoint's own. collective: how the ranks reach each other; "auto" is the fastest that works here.
-    block_size: tokens in a block of the cache. kv_cache_memory: bytes of keys and values a rank may hold; None sizes it
-    from free memory. max_tokens_per_step: longer prompts go in chunks. max_running_requests: in one step; others wait.
-    max_model_len: positions a request may have, prompt and answer; None is the model's own context.
+    checkpoint's own. device: "auto" is the GPUs where there are any. collective: how the ranks reach each other; "auto"
+    is the fastest that works here.
+    block_size: tokens in a block of the cache; None is 16, and 256 on a GPU, as its attention reads them.
+    kv_cache_memory: bytes of keys and values a rank may hold; None sizes it from free memory. max_tokens_per_step:
+    longer prompts go in chunks. max_running_requests: in one step; others wait. max_model_len: positions a request may
+    have, prompt and answer; None is the model's own context.
     enable_prefix_caching: reuse what is cached of an earlier prompt that began the same.
     threads: of torch, per rank; None shares out the usable cores. pin: give each rank cores of its own.
     timeout: seconds that any wait between ranks may take.
+    weights: "random" fills a model of which only config.json is there, for benchmarks. emulation: a
+    comm.emulated.Emulation, for one GPU that stands in for rank 0, with the collective "emulated".
     """
 
     tensor_parallel_size: int = 1
@@ -29,7 +35,7 @@ class EngineConfig:
     dtype: str = "auto"
     device: str = "auto"
     collective: str = "auto"
-    block_size: int = 16
+    block_size: int | None = None
     kv_cache_memory: int | None = None
     max_tokens_per_step: int = 2048
     max_running_requests: int = 256
@@ -38,10 +44,13 @@ class EngineConfig:
     threads: int | None = None
     pin: bool = False
     timeout: float = 60.0
+    weights: str = "checkpoint"
+    emulation: Any = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
             ("mode", ("auto", *MODES)), ("dtype", DTYPES), ("device", DEVICES), ("collective", COLLECTIVES),
+            ("weights", WEIGHTS),
         ):  # fmt: skip
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")

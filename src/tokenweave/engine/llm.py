@@ -21,6 +21,7 @@ from tokenweave.engine import joined
 from tokenweave.engine.client import Arrival, EngineClient, Inbox
 from tokenweave.engine.completion import Answer, Completion
 from tokenweave.engine.config import EngineConfig
+from tokenweave.engine.device import gpu_count
 from tokenweave.engine.events import Ready
 from tokenweave.engine.joined import JoinedRanks
 from tokenweave.engine.params import SamplingParams
@@ -32,6 +33,7 @@ from tokenweave.models.resolve import resolve
 from tokenweave.plan import plan_step
 
 WORKER = "tokenweave.engine.worker:main"
+BLOCK_SIZES = {"cpu": 16, "cuda": 256}
 
 
 class LLM:
@@ -266,6 +268,7 @@ def _start(directory: Path, config: EngineConfig) -> RankProcesses:
         timeout=config.timeout,
         threads=config.threads,
         pin=config.pin,
+        emulation=config.emulation,
     )
 
 
@@ -276,12 +279,15 @@ def resolved(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     longest = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(f"max_model_len is {config.max_model_len}, but the model's context is {longest} tokens")
-    dtype = config.dtype
+    dtype, device = config.dtype, config.device
+    if device == "auto":
+        device = "cuda" if gpu_count() and config.collective in ("auto", "symmetric", "emulated") else "cpu"
     if dtype == "auto":  # matmuls in float16 run several times slower than in float32 on most CPUs
-        dtype = "float32" if model.dtype == "float16" else model.dtype
+        dtype = "float32" if model.dtype == "float16" and device == "cpu" else model.dtype
     return replace(
         config,
         dtype=dtype,
-        device="cpu" if config.device == "auto" else config.device,
+        device=device,
+        block_size=config.block_size or BLOCK_SIZES[device],
         max_model_len=config.max_model_len or longest,
     )

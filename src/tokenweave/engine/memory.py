@@ -3,10 +3,15 @@
 import math
 from pathlib import Path
 
+import torch
+
 from tokenweave.config import ModelConfig, Shard
 
 GIB = 1 << 30
 SHARE, LIMIT = 0.3, 4 * GIB  # of the host's free memory, for all ranks together; for one rank, whatever is free
+# Of a GPU's free memory once the weights are there. Of the rest, two lanes of a step of 32768 tokens and hidden size
+# 8192 take 10 GB: communication buffers, residual and what a layer computes.
+GPU_SHARE = 0.6
 
 
 def block_bytes(config: ModelConfig, shard: Shard, block_size: int, itemsize: int) -> int:
@@ -34,6 +39,12 @@ def cache_blocks(per_block: int, memory: int | None, *, block_size: int, context
 def default_memory(size: int) -> int:
     """Bytes that one of `size` ranks may use for its cache. They are touched only as the cache fills."""
     return min(LIMIT, int(SHARE * free_memory()) // size)
+
+
+def default_gpu_memory(size: int, device: torch.device) -> int:
+    """Bytes that one of `size` ranks may use for its cache on its GPU, which it may share with others."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(GPU_SHARE * free) // -(-size // torch.cuda.device_count())
 
 
 def free_memory(root: Path = Path("/")) -> int:

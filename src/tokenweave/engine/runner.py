@@ -10,6 +10,7 @@ from tokenweave.engine.greedy import choose, pack
 from tokenweave.engine.step import Step
 from tokenweave.engine.tables import BlockTables
 from tokenweave.execute import Executor
+from tokenweave.execute.gpu_clock import GpuClock
 
 SCORED_ROWS = 256  # rows whose logits are in memory at once when scoring: 256 x 49152 float32 are 50 MB
 
@@ -29,6 +30,9 @@ class RankRunner:
         normed = self.executor.forward(self.tables.batch(step), step.plan)
         logits, best = self._sampled(normed, step) if len(step.sampled) else (None, None)
         scores = self._score(normed, step) if len(step.scored) else None
+        if isinstance(self.executor.clock, GpuClock):
+            torch.cuda.current_stream().synchronize()
+            self.collective.check()
         clock = self.executor.clock
         return StepOutput(logits, best, scores, clock.compute, clock.communication, clock.hidden)
 

@@ -35,20 +35,27 @@ class Step:
         """Little header of lengths, then the arrays: 256 decodes take 5 KB."""
         arrays = [getattr(self, name) for name in _ARRAYS]
         budget = -1 if self.plan.budget is None else self.plan.budget
-        header = [MODES.index(self.plan.mode), self.plan.cut, budget, self.best_only, *map(len, arrays)]
+        header = [
+            MODES.index(self.plan.mode),
+            self.plan.cut,
+            budget,
+            self.plan.narrow,
+            self.best_only,
+            *map(len, arrays),
+        ]
         return np.concatenate([np.array(header, dtype=np.int32), *arrays]).tobytes()
 
     @staticmethod
     def decode(message: bytes) -> "Step":
         """The step that `encode` made. Raises ValueError if the message is cut short or has something behind it."""
         words = np.frombuffer(message, dtype=np.int32)
-        mode, cut, budget, best_only, *lengths = words[:_HEADER].tolist()
+        mode, cut, budget, narrow, best_only, *lengths = words[:_HEADER].tolist()
         if len(words) != _HEADER + sum(lengths):
             raise ValueError(f"a step of {len(words)} words came, its header says {_HEADER + sum(lengths)}")
         arrays = np.split(words[_HEADER:], np.cumsum(lengths[:-1]))
-        plan = StepPlan(MODES[mode], cut, None if budget < 0 else budget)
+        plan = StepPlan(MODES[mode], cut, None if budget < 0 else budget, narrow)
         return Step(plan, **dict(zip(_ARRAYS, arrays, strict=True)), best_only=bool(best_only))
 
 
 _ARRAYS = [field.name for field in fields(Step) if field.name not in ("plan", "best_only")]
-_HEADER = 4 + len(_ARRAYS)
+_HEADER = 5 + len(_ARRAYS)

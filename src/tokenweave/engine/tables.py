@@ -17,7 +17,7 @@ class BlockTables:
         self._rows = np.zeros((slots, -(-max_context // cache.block_size)), dtype=np.int32)
 
     def batch(self, step: Step) -> Batch:
-        """The step's batch, after taking over its new table entries."""
+        """The step's batch, on the CPU, after taking over its new table entries."""
         self._rows[step.table_slots, step.table_indexes] = step.table_blocks
         size = self.cache.block_size
         ends = np.cumsum(step.counts)
@@ -30,13 +30,12 @@ class BlockTables:
             owner = np.repeat(np.arange(len(rows)), step.counts)
             positions = np.arange(len(owner)) + (step.starts - offsets[:-1])[owner]
         slot_mapping = rows[owner, positions // size].astype(np.int64) * size + positions % size
-        device = self.cache.keys.device
         return Batch(
-            token_ids=torch.from_numpy(step.token_ids.astype(np.int64)).to(device),
-            positions=torch.from_numpy(positions).to(device),
-            query_offsets=torch.from_numpy(offsets).to(device),
-            context_lengths=torch.from_numpy(contexts).to(device),
-            slot_mapping=torch.from_numpy(slot_mapping).to(device),
-            block_tables=torch.from_numpy(rows).to(device),
+            token_ids=torch.from_numpy(step.token_ids.astype(np.int64)),
+            positions=torch.from_numpy(positions),
+            query_offsets=torch.from_numpy(offsets),
+            context_lengths=torch.from_numpy(contexts),
+            slot_mapping=torch.from_numpy(slot_mapping),
+            block_tables=torch.from_numpy(rows),
             cache=self.cache,
         )

@@ -36,12 +36,13 @@ class TrialRanks:
         self._ranks = start_ranks(
             WORKER,
             config.tensor_parallel_size,
-            (directory, config.dtype, max_tokens, max(cache_tokens, 2 * max_tokens)),
+            (directory, config.dtype, max_tokens, max(cache_tokens, 2 * max_tokens), config.weights),
             collective=config.collective,
             device=config.device,
             timeout=config.timeout,
             threads=config.threads,
             pin=config.pin,
+            emulation=config.emulation,
         )
         try:
             self.key: TuneKey

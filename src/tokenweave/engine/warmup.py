@@ -5,7 +5,11 @@ import threading
 
 import torch
 
+from tokenweave.execute import Executor
+from tokenweave.execute.steps import made_up_step
+from tokenweave.layers.cache import KVCache
 from tokenweave.layers.kernels.warm_up import warm_up
+from tokenweave.plan.step import StepPlan
 
 NOTICE_SECONDS = 2.0  # reading kept kernels takes a quarter of a second
 
@@ -23,3 +27,16 @@ def prepare_kernels(dtype: torch.dtype, rank: int) -> None:
         warm_up(dtype)
     finally:
         notice.cancel()
+
+
+def run_once(executor: Executor, cache: KVCache, mode: str) -> None:
+    """Run small steps on a GPU, with and without a past, so that its kernels are compiled and its libraries loaded.
+
+    All ranks call it together. The cache is empty yet: what it writes there is overwritten.
+    """
+    modes = ("serial", "fused") if mode == "auto" else ("fused" if mode == "weave" else mode,)
+    for counts, starts in (([1], [0]), ([3], [1])):
+        for name in modes:
+            step = made_up_step(cache, counts, starts, vocab_size=executor.model.config.vocab_size)
+            executor.model.head(executor.forward(step, StepPlan(name))[-1:])
+    torch.cuda.synchronize()

@@ -14,18 +14,19 @@ from tokenweave.engine.channel import LinkChannel, StepChannel
 from tokenweave.engine.config import EngineConfig
 from tokenweave.engine.core import EngineCore, StepOutput
 from tokenweave.engine.events import Ready
-from tokenweave.engine.memory import block_bytes, cache_blocks, default_memory
+from tokenweave.engine.memory import block_bytes, cache_blocks, default_gpu_memory, default_memory
 from tokenweave.engine.request import Request
 from tokenweave.engine.runner import RankRunner
 from tokenweave.engine.scheduler import Scheduler
 from tokenweave.engine.step import Step
 from tokenweave.engine.tables import BlockTables
-from tokenweave.engine.warmup import prepare_kernels
+from tokenweave.engine.warmup import prepare_kernels, run_once
 from tokenweave.execute import Executor
 from tokenweave.execute.machine import hardware_here, tune_key
 from tokenweave.layers.cache import KVCache
 from tokenweave.models.decoder import Decoder
 from tokenweave.models.loading import load_model
+from tokenweave.models.random_weights import random_model
 from tokenweave.plan import Planner
 
 
@@ -48,15 +49,20 @@ def run(group: Group, caller: Caller, channel: StepChannel, directory: Path, con
     """Load this rank's part and run steps until the caller or rank 0 ends. `config` has its "auto" values resolved.
     The caller matters on rank 0 only."""
     dtype = getattr(torch, config.dtype)
-    model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
+    make = random_model if config.weights == "random" else load_model
+    model = make(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
     cache = _open_cache(model, config, channel)
     keep_freed_memory()
-    prepare_kernels(dtype, group.rank)
+    on_gpu = group.device.type == "cuda"
+    if not on_gpu:
+        prepare_kernels(dtype, group.rank)
     tokens, lanes = config.max_tokens_per_step, 2 if config.mode in ("auto", "weave") else 1
     with (
         group.open_collective(model.config.hidden_size, tokens, dtype, lanes) as collective,
-        closing(Executor(model, collective, max_tokens=tokens)) as executor,
+        closing(Executor(model, collective, max_tokens=tokens, graphs=on_gpu)) as executor,
     ):
+        if on_gpu:
+            run_once(executor, cache, config.mode)
         runner = RankRunner(executor, collective, _make_tables(cache, config))
         key = tune_key(group, collective, model, max_tokens=tokens)
         if group.rank == 0:
@@ -71,25 +77,32 @@ def run(group: Group, caller: Caller, channel: StepChannel, directory: Path, con
 
 def _open_cache(model: Decoder, config: EngineConfig, channel: StepChannel) -> KVCache:
     """A cache of the same number of blocks on every rank: what the rank with the least room can hold."""
-    model_config, context = model.config, config.max_model_len
-    assert context is not None
+    model_config, context, block_size = model.config, config.max_model_len, config.block_size
+    assert context is not None and block_size is not None
     blocks = cache_blocks(
-        block_bytes(model_config, model.shard, config.block_size, model.dtype.itemsize),
+        block_bytes(model_config, model.shard, block_size, model.dtype.itemsize),
         config.kv_cache_memory,
-        block_size=config.block_size,
+        block_size=block_size,
         context=context,
         requests=config.max_running_requests,
-        free=default_memory(model.shard.size),
+        free=_room(model, config),
     )
     return KVCache.zeros(
         model_config.num_hidden_layers,
         channel.least(blocks),
-        config.block_size,
+        block_size,
         model.shard.num_kv_heads,
         model_config.head_dim,
         model.dtype,
         model.device,
     )
+
+
+def _room(model: Decoder, config: EngineConfig) -> int:
+    ranks = 1 if config.emulation is not None else model.shard.size
+    if torch.device(model.device).type == "cuda":
+        return default_gpu_memory(ranks, torch.device(model.device))
+    return default_memory(ranks)
 
 
 def _make_tables(cache: KVCache, config: EngineConfig) -> BlockTables:
@@ -99,7 +112,7 @@ def _make_tables(cache: KVCache, config: EngineConfig) -> BlockTables:
 
 
 def _make_core(model: Decoder, runner: "_Lead", cache: KVCache, config: EngineConfig, planner: Planner) -> EngineCore:
-    assert config.max_model_len is not None
+    assert config.max_model_len is not None and config.block_size is not None
     scheduler = Scheduler(
         BlockPool(cache.num_blocks),
         block_size=config.block_size,

@@ -3,6 +3,8 @@
 import time
 from dataclasses import dataclass
 
+from tokenweave.execute.streams import Pending
+
 
 @dataclass
 class StepClock:
@@ -27,9 +29,9 @@ class StepClock:
         self.communication += took
         self.exposed += took
 
-    def waited(self, communication: float) -> None:
-        """Since the last mark the rank waited for an operation that took `communication` seconds in all."""
-        self.communication += communication
+    def waited(self, pending: Pending) -> None:
+        """Since the last mark the rank waited for an operation."""
+        self.communication += pending.ended - pending.began
         self.exposed += self._since()
 
     @property

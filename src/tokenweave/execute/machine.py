@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
@@ -13,22 +14,24 @@ import torch
 from tokenweave.comm.collective import Collective
 from tokenweave.comm.group import Group
 from tokenweave.models.decoder import Decoder
-from tokenweave.plan.hardware import Hardware, cpu
+from tokenweave.plan.hardware import Hardware, cpu, hardware
 from tokenweave.plan.table import TuneKey, model_dimensions
 
 # The least of so many counts: what else the machine does only adds. Between bursts the ranks sleep a little, so that
 # the system puts gloo's threads where they had better be: in one long burst some took 3 times as long to the end.
 BURSTS, LATENCY_CALLS, BANDWIDTH_CALLS = 8, 12, 1
 BANDWIDTH_BYTES = 1 << 19  # 4 ms a call at 1 Gbit/s
+GPU_BANDWIDTH_BYTES = 1 << 25  # 0.15 ms a call over NVLink, ten times what one row takes
 
 
 def tune_key(group: Group, collective: Collective, model: Decoder, *, max_tokens: int) -> TuneKey:
     """What measured costs of this model on these ranks hold for. All ranks call it together; `collective` is idle."""
     latency, bandwidth = link_fingerprint(group, collective, model.config.hidden_size, model.dtype, max_tokens)
+    on_gpu = group.device.type == "cuda"
     return TuneKey(
-        device=device_name(),
-        processors=len(os.sched_getaffinity(0)),
-        threads=torch.get_num_threads(),
+        device=torch.cuda.get_device_name(group.device) if on_gpu else device_name(),
+        processors=gpu_processors(group.device) if on_gpu else len(os.sched_getaffinity(0)),
+        threads=0 if on_gpu else torch.get_num_threads(),
         hosts=-(-group.size // int(os.environ.get("LOCAL_WORLD_SIZE", group.size))),  # as torchrun tells it
         model=model_dimensions(model.config),
         tensor_parallel_size=group.size,
@@ -42,7 +45,19 @@ def tune_key(group: Group, collective: Collective, model: Decoder, *, max_tokens
 
 def hardware_here(group: Group) -> Hardware:
     """Facts about this rank's part of the machine."""
+    if group.device.type == "cuda":
+        name = torch.cuda.get_device_name(group.device)
+        try:
+            known = hardware(name)
+        except ValueError:
+            known = replace(hardware("h100"), name=name, processors=gpu_processors(group.device))
+        # the link's rate is measured, in bytes that cross it where no switch adds
+        return replace(known, multicast=False)
     return cpu(torch.get_num_threads(), shared_memory=group.collective == "shared_memory")
+
+
+def gpu_processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def link_fingerprint(
@@ -54,7 +69,8 @@ def link_fingerprint(
     if group.size == 1:
         return 0.0, 0.0
     row_bytes = hidden_size * dtype.itemsize
-    many = min(max_tokens, max(2, BANDWIDTH_BYTES // row_bytes))
+    message = GPU_BANDWIDTH_BYTES if group.device.type == "cuda" else BANDWIDTH_BYTES
+    many = min(max_tokens, max(2, message // row_bytes))
     latency = seconds = inf
     for _ in range(BURSTS):
         time.sleep(0.001)
@@ -70,11 +86,21 @@ def _least(
     """Seconds of the fastest of `calls` fused operations; the first, which meets cold memory, does not count."""
     rows = group.rows(tokens)
     partial = collective.buffer(0, tokens).zero_()
-    residual = torch.zeros(rows.stop - rows.start, hidden_size, dtype=dtype)
-    weight = torch.ones(hidden_size, dtype=dtype)
+    residual = torch.zeros(rows.stop - rows.start, hidden_size, dtype=dtype, device=group.device)
+    weight = torch.ones(hidden_size, dtype=dtype, device=group.device)
+    timed = _timed_on_gpu if group.device.type == "cuda" else _timed
     return min(
-        _timed(lambda: collective.all_reduce_add_rms_norm(partial, residual, weight, 1e-5)) for _ in range(calls + 1)
+        timed(lambda: collective.all_reduce_add_rms_norm(partial, residual, weight, 1e-5)) for _ in range(calls + 1)
     )
+
+
+def _timed_on_gpu(call: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
 
 
 def _timed(call: Callable[[], object]) -> float:

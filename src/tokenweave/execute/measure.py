@@ -12,6 +12,7 @@ from tokenweave.comm.collective import Collective
 from tokenweave.comm.group import Group
 from tokenweave.comm.links import Links
 from tokenweave.execute.executor import Executor
+from tokenweave.execute.gpu_trials import GpuTrialRunner
 from tokenweave.execute.machine import hardware_here, tune_key
 from tokenweave.execute.steps import made_up_step
 from tokenweave.layers.batch import Batch
@@ -19,6 +20,7 @@ from tokenweave.layers.cache import KVCache
 from tokenweave.layers.kernels.warm_up import warm_up
 from tokenweave.models.decoder import Decoder
 from tokenweave.models.loading import load_model
+from tokenweave.models.random_weights import random_model
 from tokenweave.models.stage import Stage
 from tokenweave.plan.hardware import Hardware
 from tokenweave.plan.step import StepPlan
@@ -36,14 +38,20 @@ class Here:
     hardware: Hardware
 
 
-def main(group: Group, links: Links, directory: Path, dtype_name: str, max_tokens: int, cache_tokens: int) -> None:
+def main(
+    group: Group, links: Links, directory: Path, dtype_name: str, max_tokens: int, cache_tokens: int, weights: str
+) -> None:
     """Load this rank's part, then run every `Trial` that comes and answer with `RankTimes`, until None comes."""
     dtype = getattr(torch, dtype_name)
-    model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
-    warm_up(dtype)
+    on_gpu = group.device.type == "cuda"
+    make = load_model if weights == "checkpoint" else random_model
+    model = make(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
+    if not on_gpu:
+        warm_up(dtype)
+    runner_type: type[TrialRunner] | type[GpuTrialRunner] = GpuTrialRunner if on_gpu else TrialRunner
     with group.open_collective(model.config.hidden_size, max_tokens, dtype, 2) as collective:
         key = tune_key(group, collective, model, max_tokens=max_tokens)
-        with closing(TrialRunner(model, collective, max_tokens=max_tokens, cache_tokens=cache_tokens)) as runner:
+        with closing(runner_type(model, collective, max_tokens=max_tokens, cache_tokens=cache_tokens)) as runner:
             links.parent.send(Here(key, hardware_here(group)))
             while (trial := links.parent.recv()) is not None:
                 links.parent.send(runner.run(trial))

@@ -9,7 +9,7 @@ from tokenweave.layers.cache import KVCache
 
 
 def made_up_step(cache: KVCache, counts: Sequence[int], starts: Sequence[int], *, vocab_size: int) -> Batch:
-    """A step of requests with counts[i] new tokens after starts[i] that the cache is taken to hold.
+    """A step, on the CPU, of requests with counts[i] new tokens after starts[i] that the cache is taken to hold.
 
     Each request has blocks of its own, one after another. Raises ValueError if the cache has too few.
     """
@@ -28,13 +28,12 @@ def made_up_step(cache: KVCache, counts: Sequence[int], starts: Sequence[int], *
     owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
     offsets = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     positions = torch.arange(len(owner)) + (torch.tensor(starts, dtype=torch.int64) - offsets[:-1])[owner]
-    device = cache.keys.device
     return Batch(
-        token_ids=((torch.arange(len(owner)) * 7919 + 13) % vocab_size).to(device),
-        positions=positions.to(device),
-        query_offsets=offsets.to(device),
-        context_lengths=torch.tensor(contexts, dtype=torch.int32, device=device),
-        slot_mapping=(tables[owner, positions // size].long() * size + positions % size).to(device),
-        block_tables=tables.to(device),
+        token_ids=((torch.arange(len(owner)) * 7919 + 13) % vocab_size),
+        positions=positions,
+        query_offsets=offsets,
+        context_lengths=torch.tensor(contexts, dtype=torch.int32),
+        slot_mapping=(tables[owner, positions // size].long() * size + positions % size),
+        block_tables=tables,
         cache=cache,
     )

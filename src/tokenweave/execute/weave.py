@@ -6,6 +6,8 @@ import torch
 
 from tokenweave.comm.collective import Collective
 from tokenweave.execute.clock import StepClock
+from tokenweave.execute.gpu_clock import GpuClock
+from tokenweave.execute.gpu_stream import CommunicationStream, PendingOnStream
 from tokenweave.execute.streams import CommunicationThread, Pending
 from tokenweave.layers.batch import Batch
 from tokenweave.models.stage import Stage
@@ -18,15 +20,15 @@ class Lane:
     index: int
     batch: Batch
     residual: torch.Tensor
-    pending: Pending | None = None
+    pending: Pending | PendingOnStream | None = None
 
 
 def weave(
     stages: list[Stage],
     lanes: list[Lane],
     collective: Collective,
-    stream: CommunicationThread,
-    clock: StepClock,
+    stream: CommunicationThread | CommunicationStream,
+    clock: StepClock | GpuClock,
     budget: int | None,
 ) -> torch.Tensor:
     """Normed rows of both lanes, [tokens, hidden], in token order.
@@ -52,7 +54,7 @@ def weave(
     return torch.cat([_wait(lane.pending, clock) for lane in lanes if lane.pending is not None])
 
 
-def _wait(pending: Pending, clock: StepClock) -> torch.Tensor:
+def _wait(pending: Pending | PendingOnStream, clock: StepClock | GpuClock) -> torch.Tensor:
     rows = pending.wait()
-    clock.waited(pending.ended - pending.began)
+    clock.waited(pending)  # type: ignore[arg-type]  # clock and stream are of one kind
     return rows

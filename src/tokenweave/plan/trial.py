@@ -16,7 +16,8 @@ class Trial:
     """One step, run `rounds` times under each plan; in every round the plans take turns.
 
     counts, contexts: of each request, as in `StepShape`. layers: of the model that run; None for all of them. The
-    head, on the last token of every request, always runs.
+    head, on the last token of every request, always runs. parts: whether stages and head are wanted too; where they are
+    timed apart from the steps, a trial without them is shorter.
     """
 
     counts: tuple[int, ...]
@@ -24,11 +25,14 @@ class Trial:
     plans: tuple[StepPlan, ...]
     rounds: int
     layers: int | None = None
+    parts: bool = True
 
     @staticmethod
-    def of(shape: StepShape, plans: Sequence[StepPlan], *, rounds: int, layers: int | None = None) -> "Trial":
+    def of(
+        shape: StepShape, plans: Sequence[StepPlan], *, rounds: int, layers: int | None = None, parts: bool = True
+    ) -> "Trial":
         counts, contexts = tuple(shape.counts.tolist()), tuple(shape.contexts.tolist())
-        return Trial(counts=counts, contexts=contexts, plans=tuple(plans), rounds=rounds, layers=layers)
+        return Trial(counts=counts, contexts=contexts, plans=tuple(plans), rounds=rounds, layers=layers, parts=parts)
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def compile_cuda(files: tuple[str, ...], defines: dict[str, int], capability: tu
     here = resources.files("tokenweave.comm.kernels")
     source = "".join(f'#line 1 "{name}"\n{here.joinpath(name).read_text(encoding="utf-8")}' for name in files)
     options = [
-        f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17", "--default-device",
+        f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17", "--device-as-default-execution-space",
         "--ptxas-options=-v", *(f"-D{name}={value}" for name, value in defines.items()),
     ]  # fmt: skip
     program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), files[-1].encode(), 0, [], []))

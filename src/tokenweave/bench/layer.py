@@ -1,0 +1,177 @@
+"""tokenweave bench layer: one layer of a large model on one GPU that stands in for one rank of several.
+
+The rank's own weights, drawn at random, and its real matmuls and attention; its communication with the real number of
+thread blocks, held back to published times (`bench.emulation`). Every mode is a CUDA graph, and the graphs take turns.
+A layer's time is the difference between a step of more layers and one of fewer, over the difference: a layer within a
+model. Every figure is emulated.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import numpy as np
+
+from tokenweave.bench import output
+from tokenweave.bench.dimensions import DIMENSIONS, model_directory
+from tokenweave.plan.scan import Scan, Scanned
+from tokenweave.plan.shape import StepShape
+from tokenweave.plan.step import StepPlan
+from tokenweave.plan.trial import Trial, TrialResult
+
+FEW, MANY = 2, 8  # layers
+FUSED_BUDGETS = (8, 16, 32)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="Llama-3.3-70B", choices=DIMENSIONS, help="(default: %(default)s)")
+    parser.add_argument("--emulate-tp", type=int, required=True, help="ranks of which this GPU is to be one: 8")
+    parser.add_argument("--traffic", choices=("multicast", "p2p"), default="multicast", help="(default: multicast)")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor on the published times (default: 1)")
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[1024, 2048, 4096, 8192], help="(default: 1024 2048 4096 8192)"
+    )
+    parser.add_argument("--cut", type=int, nargs="+", help="weave at these cuts only, on --budget thread blocks")
+    parser.add_argument("--budget", type=int, default=8, help="thread blocks, with --cut (default: 8)")
+    parser.add_argument("--rounds", type=int, default=21, help="interleaved rounds; medians are shown (default: 21)")
+    output.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if min(args.tokens) < 1 or args.rounds < 3:
+        raise ValueError("--tokens must be at least 1, --rounds at least 3")
+    if args.plot:
+        output.figure()  # refuses before the work, not after it
+    rows = []
+    with layer_trials(
+        args.model, args.emulate_tp, traffic=args.traffic, slower=args.slower, most=max(args.tokens)
+    ) as trials:
+        for tokens in args.tokens:
+            began = time.perf_counter()
+            rows.append(measured(trials, StepShape.prefill(tokens), _woven(trials, tokens, args), args.rounds))
+            rows[-1]["seconds"] = time.perf_counter() - began
+            print(f"{tokens} tokens: {rows[-1]['seconds']:.1f} s", file=sys.stderr)
+    print(output.table(list(_shown(rows[0])), [list(_shown(row).values()) for row in rows]))
+    print(
+        f"emulated: {args.model}, rank 0 of {args.emulate_tp}, {args.traffic} traffic, published times "
+        f"x {args.slower}; µs a layer, medians of {args.rounds} interleaved rounds\n"
+        "split: compute of both lanes alone over that of the whole; overlap: woven over the sum of what is longer, a "
+        "stage of one lane alone or the other lane's communication alone"
+    )
+    if args.json:
+        output.write_json(args.json, rows, model=args.model, traffic=args.traffic, slower=args.slower)
+    if args.plot:
+        _plot(args.plot, rows)
+    return 0
+
+
+class LayerTrials:
+    """Trials of the emulated rank in this process."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner = runner
+
+    def run(self, trial: Trial) -> TrialResult:
+        return TrialResult([self.runner.run(trial)])
+
+
+@contextmanager
+def layer_trials(model: str, size: int, *, traffic: str, slower: float, most: int) -> Iterator[LayerTrials]:
+    """The rank with MANY layers of `model`, for steps of up to `most` tokens."""
+    import torch
+
+    from tokenweave.bench.emulation import published_emulation
+    from tokenweave.comm.emulated import emulated_group
+    from tokenweave.execute.gpu_trials import GpuTrialRunner
+    from tokenweave.models.random_weights import random_model
+
+    dtype = torch.bfloat16
+    directory = model_directory(model, layers=MANY)
+    rank = random_model(directory, rank=0, size=size, dtype=dtype, device="cuda")
+    emulation = published_emulation(
+        size=size, hidden_size=rank.config.hidden_size, dtype_bytes=dtype.itemsize, traffic=traffic, slower=slower
+    )
+    with (
+        emulated_group(emulation, device="cuda") as group,
+        group.open_collective(rank.config.hidden_size, most, dtype, 2) as collective,
+        closing(GpuTrialRunner(rank, collective, max_tokens=most, cache_tokens=2 * most)) as runner,
+    ):
+        yield LayerTrials(runner)
+
+
+def _woven(trials: LayerTrials, tokens: int, args: argparse.Namespace) -> list[StepPlan]:
+    """The woven plans to measure: those asked for, or the best that a scan finds."""
+    if args.cut:
+        return [StepPlan("weave", cut, args.budget) for cut in args.cut if 0 < cut < tokens]
+    found: Scanned = Scan(trials).best(StepShape.prefill(tokens))
+    return [plan for plan, _ in found.plans]
+
+
+def measured(trials: LayerTrials, shape: StepShape, woven: list[StepPlan], rounds: int) -> dict[str, Any]:
+    """Seconds a layer by mode, the best of each, and the losses of the best woven plan."""
+    plans = (
+        StepPlan("serial"), StepPlan("reordered"), StepPlan("nocomm"),
+        *(StepPlan("fused", budget=budget) for budget in FUSED_BUDGETS), *woven,
+    )  # fmt: skip
+    few, many = (
+        trials.run(Trial.of(shape, plans, rounds=rounds, layers=layers, parts=False)).steps for layers in (FEW, MANY)
+    )
+    layer = np.median(many, axis=1) - np.median(few, axis=1)
+    seconds = {plan: float(took) / (MANY - FEW) for plan, took in zip(plans, layer, strict=True)}
+    best = {
+        mode: min((plan for plan in plans if plan.mode == mode), key=lambda plan: seconds[plan])
+        for mode in dict.fromkeys(plan.mode for plan in plans)
+    }
+    row: dict[str, Any] = {"tokens": shape.tokens}
+    row |= {f"{mode}_us": 1e6 * seconds[plan] for mode, plan in best.items()}
+    if "weave" not in best:
+        return row
+    plan = best["weave"]
+    row |= {"cut": plan.cut, "budget": plan.budget, "narrow": plan.narrow}
+    row["speedup"] = seconds[best["serial"]] / seconds[plan]
+    return row | losses(trials, shape, plan, seconds[plan])
+
+
+def losses(trials: LayerTrials, shape: StepShape, plan: StepPlan, woven: float) -> dict[str, Any]:
+    """What the cut and what running side by side cost, apart: see the module's text."""
+    lanes, whole = (
+        trials.runner.lane_times(Trial.of(shape, [one], rounds=1), MANY) for one in (plan, StepPlan("serial"))
+    )
+    first, second = lanes.communication
+    ideal = (
+        max(lanes.attention[0], second) + max(lanes.attention[1], first)
+        + max(lanes.mlp[0], second) + max(lanes.mlp[1], first)
+    )  # fmt: skip
+    compute = sum(lanes.attention) + sum(lanes.mlp)
+    return {
+        "split": compute / (whole.attention[0] + whole.mlp[0]),
+        "overlap": woven / ideal,
+        "whole_us": {"attention": 1e6 * whole.attention[0], "mlp": 1e6 * whole.mlp[0]},
+        "lanes_us": {
+            name: [1e6 * seconds for seconds in getattr(lanes, name)] for name in ("attention", "mlp", "communication")
+        },
+    }
+
+
+def _shown(row: dict[str, Any]) -> dict[str, str]:
+    cells = {"tokens": str(row["tokens"])}
+    for mode in ("serial", "reordered", "fused", "weave", "nocomm"):
+        cells[mode] = f"{row[f'{mode}_us']:.1f}" if f"{mode}_us" in row else "-"
+    for name in ("speedup", "split", "overlap"):
+        cells[name] = f"{row[name]:.3f}" if name in row else "-"
+    cells["plan"] = f"{row['cut']} on {row['budget']}, narrow {row['narrow']:08b}" if "cut" in row else "-"
+    return cells
+
+
+def _plot(path: str, rows: list[dict[str, Any]]) -> None:
+    fig, axes = output.figure()
+    tokens = [row["tokens"] for row in rows]
+    for mode in ("serial", "reordered", "fused", "weave", "nocomm"):
+        ratios = [row["serial_us"] / row[f"{mode}_us"] if f"{mode}_us" in row else float("nan") for row in rows]
+        axes.plot(tokens, ratios, marker="o", label=mode)
+    axes.set(xscale="log", xlabel="tokens", ylabel="serial ÷ mode, emulated")
+    axes.legend()
+    fig.savefig(path)

@@ -1,0 +1,129 @@
+"""Whole steps as CUDA graphs, woven ones too: captured once for a size, replayed for every step of that size."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tokenweave.layers.batch import Batch, Limits
+from tokenweave.layers.padding import bucket, pad_requests, pad_tokens
+from tokenweave.layers.transfer import anew, bytes_of, sent
+from tokenweave.plan.step import StepPlan
+
+if TYPE_CHECKING:
+    from tokenweave.execute.executor import Executor
+
+KEPT = 128  # graphs; one of 80 woven layers takes some 10 MB of the driver's memory beside the pool
+
+
+@dataclass(frozen=True)
+class Size:
+    """What two steps have in common that one graph serves. Lanes: tokens, requests, table width, limits."""
+
+    plan: StepPlan
+    lanes: tuple[tuple[int, int, int, Limits], ...]
+
+
+@dataclass
+class _Captured:
+    """memory: where the lanes' arrays are put before each replay. Before the capture graph and rows are None."""
+
+    memory: torch.Tensor
+    graph: torch.cuda.CUDAGraph | None = None
+    rows: torch.Tensor | None = None
+
+
+class StepGraphs:
+    """The captured steps of an executor.
+
+    A step is padded to a size that recurs. The first of a size runs as it is, which compiles and allocates whatever it
+    needs; the second is captured, and replayed from then on. All ranks run the same steps, so they capture the same
+    ones. The memory of all graphs is one pool: one step runs at a time.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor, self._device = executor, executor.device
+        self._known: OrderedDict[Size, _Captured] = OrderedDict()
+        self._stream = torch.cuda.Stream(self._device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._limit = executor.model.config.max_position_embeddings
+
+    @property
+    def count(self) -> int:
+        """Graphs captured and kept."""
+        return sum(captured.graph is not None for captured in self._known.values())
+
+    @property
+    def pool_bytes(self) -> int:
+        """GPU memory of the pool that the graphs compute in."""
+        return sum(
+            segment["total_size"]
+            for segment in torch.cuda.memory_snapshot()
+            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
+        )
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether such a step can be captured: what attention launches must not depend on the lengths."""
+        return batch.cache is not None and batch.cache.keys.dtype != torch.float32 and batch.token_ids.is_cpu
+
+    def forward(self, batch: Batch, plan: StepPlan) -> torch.Tensor:
+        """Executor.forward of a batch on the CPU."""
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("steps are captured by the executor itself; run it outside of a capture")
+        lanes = self._padded(batch, plan)
+        size = Size(plan, tuple(_size(lane) for lane in lanes))
+        captured = self._known.get(size)
+        if captured is None:
+            captured = self._known[size] = _Captured(
+                torch.empty(bytes_of(lanes), dtype=torch.uint8, device=self._device)
+            )
+            rows = self._executor.run(sent(lanes, self._device, captured.memory), plan)
+            self._forget()
+        else:
+            self._known.move_to_end(size)
+            static = sent(lanes, self._device, captured.memory)
+            if captured.graph is None:
+                captured.graph, captured.rows = self._capture(static, plan)
+            clock = self._executor.clock
+            clock.start()
+            captured.graph.replay()
+            clock.computed()
+            assert captured.rows is not None
+            rows = captured.rows
+        return rows[: batch.num_tokens]
+
+    def _padded(self, batch: Batch, plan: StepPlan) -> list[Batch]:
+        tokens = min(bucket(batch.num_tokens), self._executor.max_tokens)
+        lanes = self._executor.lanes(pad_tokens(batch, tokens), plan)
+        assert batch.cache is not None
+        from tokenweave.layers.cuda_attention import reads_pages
+
+        packed = not reads_pages(batch.cache.block_size)
+        return [pad_requests(lane, packed=packed, context_limit=self._limit) for lane in lanes]
+
+    def _capture(self, lanes: list[Batch], plan: StepPlan) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """Nothing is computed here. torch.cuda.graph would also collect garbage and empty the allocator's cache: 50 ms
+        and more, each time."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                # anew, so that what a batch computes of itself on the device is part of the graph
+                rows = self._executor.run([anew(lane) for lane in lanes], plan)
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph, rows
+
+    def _forget(self) -> None:
+        while len(self._known) > KEPT:
+            self._known.popitem(last=False)
+
+
+def _size(lane: Batch) -> tuple[int, int, int, Limits]:
+    assert lane.block_tables is not None and lane.limits_given is not None
+    return lane.num_tokens, lane.num_requests, lane.block_tables.shape[1], lane.limits_given

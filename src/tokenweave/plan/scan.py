@@ -1,0 +1,113 @@
+"""The best woven plan by trying: where matmuls run in waves, neighbouring cuts differ by a sixth, and no simulation of
+a library's choices tells which is the good one. What runs the steps is handed in."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tokenweave.plan.shape import StepShape
+from tokenweave.plan.step import MATMULS, StepPlan
+from tokenweave.plan.trial import Trial, Trials
+
+GRAIN = 64  # tokens between two cuts: half of a tile of the largest matmul kernels
+FEWEST = 128  # tokens of a lane
+MOST_CUTS = 32  # of the first pass
+FIRST_BUDGET = 8  # beats 4 and 16 nearly everywhere on an H200
+BUDGETS = (4, 6, 8, 12, 16)
+KEPT, FINALISTS = 6, 4
+LAYERS = 4
+FIRST_ROUNDS, ROUNDS = 3, 7
+ALL_NARROW = (1 << 2 * len(MATMULS)) - 1
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """Plans with the seconds of a step of `layers` layers, the fastest first."""
+
+    layers: int
+    plans: list[tuple[StepPlan, float]]
+
+    @property
+    def best(self) -> StepPlan:
+        return self.plans[0][0]
+
+
+class Scan:
+    """Tries cuts, then budgets around the best cuts, then matmul by matmul who should count on fewer processors."""
+
+    def __init__(
+        self, trials: Trials, *, layers: int = LAYERS, report: Callable[[str], None] = lambda what: None
+    ) -> None:
+        self._trials, self._layers, self._report = trials, layers, report
+
+    def best(self, shape: StepShape) -> Scanned:
+        """Of a step of at least 2 * FEWEST tokens; of fewer, nothing."""
+        found: dict[StepPlan, float] = {}
+        cuts = self._cuts(shape.tokens)
+        if not cuts:
+            return Scanned(self._layers, [])
+        self._report(f"{shape.tokens} tokens: {len(cuts)} cuts")
+        self._try(shape, [StepPlan("weave", cut, FIRST_BUDGET) for cut in cuts], found, FIRST_ROUNDS)
+        near = [
+            StepPlan("weave", cut, budget)
+            for plan in _fastest(found, KEPT)
+            for cut, budget in (
+                *((plan.cut + step, FIRST_BUDGET) for step in (-GRAIN, GRAIN)),
+                *((plan.cut, budget) for budget in BUDGETS),
+            )
+            if FEWEST <= cut <= shape.tokens - FEWEST
+        ]
+        self._report(f"{shape.tokens} tokens: budgets")
+        self._try(shape, near, found, FIRST_ROUNDS)
+        self._report(f"{shape.tokens} tokens: matmuls")
+        for plan in _fastest(found, 3):
+            self._narrow(shape, plan, found)
+        finalists = _fastest(found, FINALISTS)
+        again: dict[StepPlan, float] = {}
+        self._try(shape, finalists, again, ROUNDS)
+        return Scanned(self._layers, sorted(again.items(), key=lambda pair: pair[1]))
+
+    def every(self, shape: StepShape, budgets: Sequence[int] = (4, 6, 8, 16)) -> Scanned:
+        """All cuts in steps of GRAIN, with each of these budgets."""
+        found: dict[StepPlan, float] = {}
+        cuts = range(GRAIN, shape.tokens, GRAIN)
+        for budget in budgets:
+            self._try(shape, [StepPlan("weave", cut, budget) for cut in cuts], found, FIRST_ROUNDS)
+        best = _fastest(found, 2 * FINALISTS)
+        again: dict[StepPlan, float] = {}
+        self._try(shape, best, again, ROUNDS)
+        return Scanned(self._layers, sorted(again.items(), key=lambda pair: pair[1]))
+
+    def _cuts(self, tokens: int) -> list[int]:
+        """From a quarter to three quarters, evenly."""
+        first, last = max(FEWEST, tokens // 4), min(tokens - FEWEST, tokens - tokens // 4)
+        step = max(GRAIN, -(-(last - first) // (MOST_CUTS * GRAIN)) * GRAIN)
+        return [cut for cut in range(-(-first // GRAIN) * GRAIN, last + 1, step) if FEWEST <= cut <= tokens - FEWEST]
+
+    def _narrow(self, shape: StepShape, plan: StepPlan, found: dict[StepPlan, float]) -> None:
+        """Each matmul changed by itself, then those that helped together."""
+        single = [replace(plan, narrow=1 << bit) for bit in range(2 * len(MATMULS))]
+        self._try(shape, [plan, *single, replace(plan, narrow=ALL_NARROW)], found, FIRST_ROUNDS, again=True)
+        gains = sorted((found[one] - found[plan], one.narrow) for one in single)
+        together, joined = 0, []
+        for gain, bit in gains:
+            if gain < 0:
+                together |= bit
+                joined.append(replace(plan, narrow=together))
+        self._try(shape, joined[1:], found, FIRST_ROUNDS)
+
+    def _try(
+        self,
+        shape: StepShape,
+        plans: Sequence[StepPlan],
+        found: dict[StepPlan, float],
+        rounds: int,
+        again: bool = False,
+    ) -> None:
+        new = [plan for plan in dict.fromkeys(plans) if again or plan not in found]
+        if new:
+            result = self._trials.run(Trial.of(shape, new, rounds=rounds, layers=self._layers, parts=False))
+            found |= {plan: result.step(i) for i, plan in enumerate(new)}
+
+
+def _fastest(found: dict[StepPlan, float], count: int) -> list[StepPlan]:
+    return sorted(found, key=lambda plan: found[plan])[:count]
