@@ -64,8 +64,8 @@ def as_one(
 ) -> Callable[..., Any]:
     """fn of each rank's tensor as one function of all of them, forward and backward, for gradcheck.
 
-    shared_input: all ranks get the one tensor; each then has its whole gradient. alike: all ranks return the same, which
-    is returned once; its gradient goes to every rank.
+    shared_input: all ranks get the one tensor; each then has its whole gradient. alike: all ranks return the same,
+    which is returned once; its gradient goes to every rank.
     """
 
     class AllRanks(torch.autograd.Function):

@@ -140,8 +140,8 @@ def losses_of(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses, [tokens], and the softmax's denominators, of at most `chunk` tokens.
 
-    denominators: [tokens, 2], the largest logit and the log of the sum of exp(x - largest). Of logits near 1000 their sum
-    would keep four digits less.
+    denominators: [tokens, 2], the largest logit and the log of the sum of exp(x - largest). Of logits near 1000 their
+    sum would keep four digits less.
     """
     smoothing = options.label_smoothing
     statistics = _statistics(logits, targets, vocabulary, smoothed=smoothing > 0)
