@@ -4,7 +4,6 @@ Each rank has a core and a network namespace of its own (see `namespaces`); need
 """
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +13,7 @@ from tqdm import tqdm
 
 from tokenweave.bench import output
 from tokenweave.bench.namespaces import NetworkRanks
+from tokenweave.bench.paired import LEAST_ROUNDS, upper_bound
 from tokenweave.config import ModelConfig
 from tokenweave.config.foreign import read_config
 from tokenweave.models.resolve import resolve
@@ -38,8 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if min(args.tokens) < 2 or min(args.rates) <= 0 or args.rounds < 2:
-        raise ValueError("--tokens and --rounds must be at least 2, --rates more than 0")
+    if min(args.tokens) < 2 or min(args.rates) <= 0 or args.rounds < LEAST_ROUNDS:
+        raise ValueError(f"--tokens must be at least 2, --rates more than 0, --rounds at least {LEAST_ROUNDS}")
     if args.plot:
         output.figure()  # refuses before the work, not after it
     rows = measure(args.model, args.dtype, args.tokens, args.rates, args.rounds)
@@ -143,20 +143,6 @@ def _communication(ranks: Sequence[RankTimes], plan: int) -> float:
     """Median seconds of all operations of a step; the last to come to one waits for nobody."""
     operations = np.min([rank.reductions[plan, 1:] for rank in ranks], axis=0)
     return float(np.median(operations.sum(axis=1)))
-
-
-def upper_bound(ratios: np.ndarray) -> float:
-    """The upper 95 % bound of the mean ratio: a one-sided t bound of its logarithm."""
-    logs = np.log(ratios)
-    return math.exp(logs.mean() + _student(len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
-
-
-def _student(freedom: int) -> float:
-    """The 95 % point of Student's distribution (a Cornish-Fisher series, within 0.1 % from 4 degrees of freedom on)."""
-    z = 1.6448536
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 def _shown(value: object) -> str:
