@@ -80,5 +80,6 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_rows, grad_weight = ctx.saved_tensors
-        scaled = grad_rows * grads[0].to(grad_rows.dtype), (grad_weight * grads[0]).to(ctx.weight_dtype)
-        return *scaled, None, None, None, None, None
+        grad_rows *= grads[0].to(grad_rows.dtype)  # in place: the pass can run once
+        grad_weight *= grads[0]
+        return grad_rows, grad_weight.to(ctx.weight_dtype), None, None, None, None, None

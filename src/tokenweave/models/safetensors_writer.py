@@ -11,6 +11,19 @@ import torch
 _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
+def header(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> tuple[bytes, dict[str, int], int]:
+    """The beginning of a file of these tensors, where each tensor's data then lies behind it, and where they all end."""
+    entries, offset = {}, 0
+    for name, shape in shapes.items():
+        end = offset + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    text += b" " * (-len(text) % 8)  # the data starts aligned
+    starts = {name: entry["data_offsets"][0] for name, entry in entries.items()}
+    return len(text).to_bytes(8, "little") + text, starts, offset
+
+
 def write_safetensors(
     path: Path, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, parts: Iterable[torch.Tensor]
 ) -> Iterator[int]:
@@ -18,20 +31,14 @@ def write_safetensors(
 
     parts: their values, flattened one after the other and cut anywhere. The file is on disk when the iterator ends.
     """
-    entries, offset = {}, 0
-    for name, shape in shapes.items():
-        end = offset + math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
-        offset = end
-    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
-    header += b" " * (-len(header) % 8)  # the data starts aligned
+    head, _, end = header(shapes, dtype)
     written = 0
     with open(path, "wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(head)
         for part in parts:
             size = file.write(part.to(dtype).contiguous().view(-1).view(torch.uint8).numpy().data)
             written += size
             yield size
         file.flush()
         os.fsync(file.fileno())
-    assert written == offset, f"{path}: wrote {written} bytes of tensors, the header says {offset}"
+    assert written == end, f"{path}: wrote {written} bytes of tensors, the header says {end}"

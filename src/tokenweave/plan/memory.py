@@ -35,11 +35,11 @@ class InferenceMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingMemory:
-    """Bytes on the heaviest rank, without activations: mixed precision with Adam."""
+    """Bytes on the heaviest rank, without activations: Adam, in mixed precision or all in float32."""
 
     weights: int  # bf16: 2 bytes a parameter
     gradients: int  # bf16 2, or float32 4 more beside them
-    master_weights: int  # float32: 4
+    master_weights: int  # float32: 4, or none beside float32 weights
     adam_first_moment: int  # float32: 4
     adam_second_moment: int  # float32: 4
 
@@ -96,13 +96,19 @@ def inference_memory(
     )
 
 
-def training_memory(config: ModelConfig, size: int, *, float32_gradients: bool = False) -> TrainingMemory:
-    """2 + 2 + 4 + 4 + 4 bytes a parameter on the heaviest of `size` ranks; 4 more with float32 gradients."""
+def training_memory(
+    config: ModelConfig, size: int, *, element: int = 2, float32_gradients: bool = False
+) -> TrainingMemory:
+    """2 + 2 + 4 + 4 + 4 bytes a parameter on the heaviest of `size` ranks; 4 more with float32 gradients.
+
+    element: bytes of a weight. Float32 weights are their own masters: 4 + 4 + 4 + 4.
+    """
     parameters = max(rank_parameters(config, shard(config, size, rank)) for rank in range(size))
+    narrow = element < 4
     return TrainingMemory(
-        weights=2 * parameters,
-        gradients=(6 if float32_gradients else 2) * parameters,
-        master_weights=4 * parameters,
+        weights=element * parameters,
+        gradients=(element + (4 if float32_gradients and narrow else 0)) * parameters,
+        master_weights=(4 if narrow else 0) * parameters,
         adam_first_moment=4 * parameters,
         adam_second_moment=4 * parameters,
     )

@@ -35,6 +35,11 @@ class AdamW:
             master.addcdiv_(first, denominator, value=-learning_rate / unbias1)
             self.publish(index)
 
+    def adopt(self) -> None:
+        """Take the parameters' values for masters, after they were filled from elsewhere."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.copy_(parameter.data)
+
     def publish(self, index: int) -> None:
         """Round a master to its parameter."""
         parameter, master = self.parameters[index], self.masters[index]

@@ -10,16 +10,13 @@ from tokenweave.layers.cross_entropy import LossOptions, Vocabulary
 from tokenweave.layers.head_loss import head_loss
 from tokenweave.models.decoder import Decoder
 from tokenweave.train.adamw import AdamW
-from tokenweave.train.config import TrainingConfig
+from tokenweave.train.config import TrainingConfig, head_chunk
 from tokenweave.train.executor import TrainingExecutor
 from tokenweave.train.gradients import Gradients
 from tokenweave.train.parts import parts_of
 from tokenweave.train.schedule import learning_rate
 from tokenweave.train.windows import as_batch
 
-CHUNK_LOGITS = (
-    1 << 20
-)  # logits of a chunk of tokens over all ranks, 4 MB in float32; what the exchange costs is by then 1 %
 SUM_ROWS = 64
 
 
@@ -45,8 +42,7 @@ class Trainer:
             parameter.requires_grad_(True)
         self.collective = group.open_collective(hidden, config.tokens, model.dtype)
         self.sums = group.open_collective(hidden, SUM_ROWS, torch.float32)
-        chunk = min(config.tokens, max(16, CHUNK_LOGITS // vocabulary))
-        self.vocabulary = Vocabulary.open(group, vocabulary, model.shard, chunk)
+        self.vocabulary = Vocabulary.open(group, vocabulary, model.shard, head_chunk(config.tokens, vocabulary))
         self.executor = TrainingExecutor(
             model, self.collective, sequence_parallel=config.sequence_parallel, recompute=config.recompute
         )

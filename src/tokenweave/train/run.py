@@ -1,0 +1,142 @@
+"""A training run as its caller sees it: what is prepared, what the ranks tell, what is kept. Imports no torch.
+
+OUT/run.json        the settings, which a resumed run must share
+OUT/tokens.npy      the text as token ids, the last of them held out
+OUT/model/          config.json and tokenizer; in the end the weights: a transformers directory
+OUT/checkpoints/    see `train.checkpoint`
+OUT/losses.jsonl    a line for each step
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenweave.comm.processes import start_ranks
+from tokenweave.train.config import TrainingConfig
+
+SETTINGS, TOKENS, MODEL, CHECKPOINTS, LOSSES = "run.json", "tokens.npy", "model", "checkpoints", "losses.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Where a run is and how it is carried out; a resumed run may differ in these, but for held_out.
+
+    model: whose weights it starts from; None for new ones. held_out: the share of the text, from its end, that is
+    scored and not trained on. evaluate_every, checkpoint_every: steps; the last step always does both.
+    """
+
+    out: Path
+    model: Path | None = None
+    tensor_parallel_size: int = 1
+    held_out: float = 0.05
+    evaluate_every: int = 200
+    checkpoint_every: int = 200
+    collective: str = "auto"
+    device: str = "cpu"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out must be a share between 0 and 1, got {self.held_out}")
+        if self.evaluate_every < 1 or self.checkpoint_every < 1:
+            raise ValueError(
+                f"evaluate_every and checkpoint_every must be at least 1, got {self.evaluate_every} and "
+                f"{self.checkpoint_every}"
+            )
+
+    def evaluates(self, done: int, steps: int) -> bool:
+        return done % self.evaluate_every == 0 or done == steps
+
+    def checkpoints(self, done: int, steps: int) -> bool:
+        return done % self.checkpoint_every == 0 or done == steps
+
+
+@dataclass(frozen=True)
+class Progress:
+    """After step `step`, counted from 1. held_out: the loss on the held-out text where it was taken."""
+
+    step: int
+    loss: float
+    norm: float
+    learning_rate: float
+    seconds: float
+    held_out: float | None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """held_out: of a run that had no step left to do."""
+
+    held_out: float | None
+
+
+def agree(run: Run, config: TrainingConfig, text: str) -> None:
+    """Keep the settings of a new run; of a resumed one raise ValueError that names the first that differs.
+
+    text: the hash of the text.
+    """
+    path = run.out / SETTINGS
+    mine = asdict(config) | {"held_out": run.held_out, "text": text}
+    if not path.is_file():
+        write_whole(path, json.dumps(mine, indent=1) + "\n")
+        return
+    theirs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            raise ValueError(
+                f"{run.out} holds a run with {name} {theirs.get(name)}, not {value}; give another --out, or the same "
+                f"settings to go on with it"
+            )
+
+
+def carry_out(run: Run, config: TrainingConfig) -> Iterator[Progress | Finished | list[Any]]:
+    """Start the ranks; yields what rank 0 tells, then the list of every rank's `MeasuredMemory`."""
+    with start_ranks(
+        "tokenweave.train.worker:main", run.tensor_parallel_size, (run, config),
+        collective=run.collective, device=run.device, threads=run.threads,
+    ) as ranks:  # fmt: skip
+        while True:
+            message = ranks.receive(0)
+            yield message
+            if isinstance(message, Finished):
+                break
+        yield ranks.results()
+
+
+class LossFile:
+    """OUT/losses.jsonl: a line for each step. What a killed run wrote past its checkpoint is written anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows = list(_readable(path))
+
+    def add(self, progress: Progress) -> None:
+        row = asdict(progress)
+        if self.rows and self.rows[-1]["step"] >= progress.step:
+            self.rows = [row for row in self.rows if row["step"] < progress.step]
+            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self.rows.append(row)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _readable(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows up to the first that was cut short."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            return
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there whole, or as it was before."""
+    beside = path.with_name(f".{path.name}.unfinished")
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)

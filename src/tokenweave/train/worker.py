@@ -1,0 +1,83 @@
+"""What each rank of `tokenweave train` runs: start or resume, the steps, checkpoints, the finished model."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tokenweave.comm.group import Group
+from tokenweave.comm.links import Links
+from tokenweave.config import shard
+from tokenweave.config.foreign import read_config
+from tokenweave.models.checkpoint import SINGLE, Checkpoint, load
+from tokenweave.models.decoder import Decoder
+from tokenweave.train.checkpoint import latest, read_state, restore, save, write_whole
+from tokenweave.train.config import TrainingConfig
+from tokenweave.train.initialize import initialize
+from tokenweave.train.memory import MeasuredMemory, MemoryMeter
+from tokenweave.train.run import CHECKPOINTS, MODEL, TOKENS, Finished, Progress, Run
+from tokenweave.train.trainer import Trainer
+from tokenweave.train.windows import Windows, in_order
+
+
+def main(group: Group, links: Links, run: Run, config: TrainingConfig) -> MeasuredMemory:
+    """Rank 0 sends a `Progress` for each step and `Finished` at the end."""
+    dtype = getattr(torch, config.dtype)
+    group.open_collective(1, 1, dtype).close()  # loads the kernels, which are not the training's memory
+    meter = MemoryMeter(group.device)
+    trainer, start, losses = _begin(group, run, config, dtype)
+    train, held_out = _texts(run, config)
+    windows, checked = Windows(train, config.length, config.seed), in_order(held_out, config.length)
+    for step in range(start, config.steps):
+        began = time.perf_counter()
+        result = trainer.step(windows.rows(step * config.batch_size, config.batch_size), step)
+        seconds = time.perf_counter() - began
+        losses.append(result.loss)
+        done = step + 1
+        score = trainer.evaluate(checked) if run.evaluates(done, config.steps) else None
+        if group.rank == 0:
+            links.parent.send(Progress(done, result.loss, result.norm, result.learning_rate, seconds, score))
+        if run.checkpoints(done, config.steps):
+            save(trainer, run.out / CHECKPOINTS, done, {"step": done, "losses": losses})
+    measured = meter.measure(trainer)
+    _publish(trainer, run.out / MODEL)
+    if group.rank == 0:
+        links.parent.send(Finished(trainer.evaluate(checked) if start == config.steps else None))
+    return measured
+
+
+def _begin(group: Group, run: Run, config: TrainingConfig, dtype: torch.dtype) -> tuple[Trainer, int, list[float]]:
+    """The trainer, the step to go on with, and the losses before it."""
+    described = read_config(run.out / MODEL)
+    model = Decoder(described, shard(described, group.size, group.rank), dtype=dtype, device=str(group.device))
+    found = latest(run.out / CHECKPOINTS)
+    if found is None and run.model is not None:
+        load(model.pieces(), Checkpoint(run.model), rank=group.rank)
+    trainer = Trainer(group, model, config)
+    if found is not None:
+        restore(trainer, found)
+        state = read_state(found)
+        return trainer, state["step"], state["losses"]
+    if run.model is None:
+        initialize(trainer.parts, model, config.seed)
+        trainer.optimizer.adopt()
+    return trainer, 0, []
+
+
+def _texts(run: Run, config: TrainingConfig) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens to train on, and the last ones, which are held out."""
+    tokens = np.load(run.out / TOKENS, mmap_mode="r")
+    held = max(2 * config.length, int(len(tokens) * run.held_out))
+    return tokens[: len(tokens) - held], tokens[len(tokens) - held :]
+
+
+def _publish(trainer: Trainer, directory: Path) -> None:
+    """The weights in the type they were trained in, beside config.json and the tokenizer."""
+    unfinished = directory / ".unfinished"
+    write_whole(unfinished, trainer, trainer.optimizer.masters, trainer.model.dtype)
+    if trainer.group.rank == 0:
+        os.replace(unfinished / SINGLE, directory / SINGLE)
+        unfinished.rmdir()
+    trainer.sums.barrier()
