@@ -166,6 +166,9 @@ def plot(path: str, rows: Sequence[dict[str, Any]]) -> None:
         part.fill_between(rates, bound, alpha=0.15, color="gray", label="max(compute, communication)")
         part.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="prefill, ms", title=f"{count} tokens")
         part.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        low, high = part.get_ylim()
+        times = [digit * 10**power for power in range(7) for digit in (1, 2, 5)]
+        part.set_yticks(shown := [ms for ms in times if low <= ms <= high], [f"{ms}" for ms in shown])
         part.minorticks_off()
         part.legend()
     fig.savefig(path)
