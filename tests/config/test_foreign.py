@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tiny import BASE, FAMILIES, Tiny
 
-from tokenweave.config.foreign import FAMILIES as SUPPORTED
+from tokenweave.config import ExpertsConfig
+from tokenweave.config.families import FAMILIES as SUPPORTED
 from tokenweave.config.foreign import model_config, read_config
 
 LLAMA: dict[str, Any] = {**BASE, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}
@@ -21,7 +22,7 @@ def same(path: Path) -> None:
     ours = read_config(path)
     for name in (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings", "bos_token_id",
+        "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "bos_token_id",
     ):  # fmt: skip
         assert getattr(ours, name) == getattr(theirs, name), name
     model = transformers.AutoModelForCausalLM.from_config(theirs)
@@ -30,6 +31,7 @@ def same(path: Path) -> None:
     for name, flag in (
         ("self_attn.q_proj.bias", ours.qkv_bias), ("self_attn.o_proj.bias", ours.output_bias),
         ("mlp.down_proj.bias", ours.mlp_bias), ("self_attn.q_norm.weight", ours.qk_norm),
+        ("mlp.experts.down_proj", ours.layer_experts(0) is not None),
     ):  # fmt: skip
         assert (f"model.layers.0.{name}" in tensors) == flag, name
     rope = theirs.rope_parameters
@@ -104,38 +106,124 @@ def test_end_of_text_ids(config_ids: Any, generation: dict, expected: tuple, tmp
     assert read_config(tmp_path).eos_token_ids == expected
 
 
+# sliding_window of each of three layers
 WINDOWS = [
-    ("MistralForCausalLM", {}, False),  # left out, it is 4096
-    ("MistralForCausalLM", {"sliding_window": None}, True),
-    ("MistralForCausalLM", {"sliding_window": 512}, True),  # as long as the context
-    ("MistralForCausalLM", {"sliding_window": 511}, False),
-    ("Qwen2ForCausalLM", {"sliding_window": 16, "use_sliding_window": False}, True),
-    ("Qwen3ForCausalLM", {"sliding_window": 16, "use_sliding_window": True}, False),
-    ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, True),
-    ("Qwen2ForCausalLM", {"layer_types": ["full_attention", "sliding_attention"]}, False),
+    ("MistralForCausalLM", {}, (4096,) * 3),
+    ("MistralForCausalLM", {"sliding_window": None}, ()),
+    ("MistralForCausalLM", {"sliding_window": 7}, (7,) * 3),
+    ("MixtralForCausalLM", {"sliding_window": 7}, (7,) * 3),
+    ("MixtralForCausalLM", {}, ()),
+    ("Qwen2ForCausalLM", {"sliding_window": 16, "use_sliding_window": False, "max_window_layers": 0}, ()),
+    ("Qwen2ForCausalLM", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 0}, ()),
+    ("Qwen2ForCausalLM", {"sliding_window": 16, "use_sliding_window": True}, (None,) * 3),  # from layer 28 on
+    ("Qwen3ForCausalLM", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}, (None, None, 16)),
+    ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, ()),
+    (
+        "Qwen2ForCausalLM",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+        },
+        (5, None, 5),
+    ),
+    ("Qwen3MoeForCausalLM", {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2}, (16,) * 3),
+    ("Qwen3MoeForCausalLM", {"sliding_window": 16, "use_sliding_window": False, "max_window_layers": 2}, ()),
 ]
 
 
-@pytest.mark.parametrize(("architecture", "changes", "fine"), WINDOWS)
-def test_windows(architecture: str, changes: dict[str, Any], fine: bool) -> None:
+@pytest.mark.parametrize(("architecture", "changes", "windows"), WINDOWS)
+def test_windows(architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+    config = model_config({**LLAMA, "architectures": [architecture], **changes})
+    assert config.windows == windows
+    assert config.window(2) == (windows[2] if windows else None)
+
+
+EXPERTS = [
+    ("MixtralForCausalLM", {}, (8, 2, 150, True, (True,) * 3)),
+    ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 3}, (4, 3, 150, True, (True,) * 3)),
+    ("Qwen3MoeForCausalLM", {"num_experts": 4, "moe_intermediate_size": 7}, (4, 8, 7, False, (True,) * 3)),
+    ("Qwen3MoeForCausalLM", {"norm_topk_prob": True}, (128, 8, 768, True, (True,) * 3)),
+    ("Qwen3MoeForCausalLM", {"num_local_experts": 16}, (16, 8, 768, False, (True,) * 3)),
+    ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 2}, (128, 8, 768, False, (False, True, False))),
+    ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0, 2]}, (128, 8, 768, False, (False, True, False))),
+    ("Qwen3MoeForCausalLM", {"num_experts": 0}, None),
+    ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0, 1, 2]}, None),
+]
+
+
+@pytest.mark.parametrize(("architecture", "changes", "expected"), EXPERTS)
+def test_experts(architecture: str, changes: dict[str, Any], expected: tuple | None) -> None:
     config = {**LLAMA, "architectures": [architecture], **changes}
-    if architecture == "MistralForCausalLM" and not changes:
-        config["max_position_embeddings"] = 8192
-    if fine:
-        model_config(config)
-    else:
-        with pytest.raises(ValueError, match=r"(sliding_window|layer_types) .*not supported; supported: "):
+    if expected is not None and expected[0] < expected[1]:
+        with pytest.raises(ValueError, match="experts per token must be from 1 to the 4 there are, got 8"):
             model_config(config)
+        return
+    found = model_config(config)
+    assert found.experts == (expected and ExpertsConfig(**dict(zip(FIELDS, expected, strict=True))))
+    assert [found.layer_experts(i) is not None for i in range(3)] == list(expected[4] if expected else (False,) * 3)
+
+
+FIELDS = ("count", "per_token", "intermediate_size", "normalised", "layers")
+
+ROPES = [  # parameters, kind, positions
+    ({"rope_type": "linear", "factor": 2.0}, "linear", 1024),
+    ({"type": "dynamic", "factor": 4}, "dynamic", 2048),
+    ({"rope_type": "yarn", "factor": 4.0}, "yarn", 2048),
+    ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, "yarn", 512),
+    ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 128}, "yarn", 1024),
+    ({"rope_type": "yarn", "original_max_position_embeddings": 128}, "yarn", 512),
+]
+
+
+@pytest.mark.parametrize(("rope", "kind", "positions"), ROPES)
+def test_positions_reach_as_far_as_the_rope_is_stretched(rope: dict[str, Any], kind: str, positions: int) -> None:
+    config = model_config({**LLAMA, "rope_scaling": rope})
+    assert (config.rope.kind, config.max_position_embeddings) == (kind, positions)
+
+
+ACTIVATIONS = {
+    "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    None: "silu",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "expected"), ACTIVATIONS.items())
+def test_activations(given: str | None, expected: str) -> None:
+    config = model_config({**LLAMA, "hidden_act": given})
+    assert config.activation == expected and config.gated_mlp
+    plain = model_config({**LLAMA, "architectures": ["ArceeForCausalLM"]} | ({"hidden_act": given} if given else {}))
+    assert plain.activation == (expected if given else "relu2") and not plain.gated_mlp
 
 
 REFUSED = [
-    ({"architectures": ["GPT2LMHeadModel"]}, "architectures .*GPT2LMHeadModel.*supported: Llama.*Qwen3ForCausalLM"),
+    ({"architectures": ["GPT2LMHeadModel"]}, "architectures .*GPT2LMHeadModel.*supported: Llama.*Qwen3MoeForCausalLM"),
     ({"architectures": None}, "architectures None.*supported: "),
     ({"architectures": []}, "architectures .*supported: "),
     ({"quantization_config": {"quant_method": "awq"}}, "quantization_config .*awq.*supported: leaving it out"),
-    ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*supported: silu"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'.*supported: default, llama3"),
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear'.*supported"),
+    ({"hidden_act": "xielu"}, "hidden_act 'xielu'.*supported: silu, .*gelu"),
+    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type 'longrope'.*supported: default, linear"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "'linear' takes factor; got none"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 3}}, "'linear' takes factor; got beta_fast"),
+    ({"rope_scaling": {"rope_type": "yarn"}}, "'yarn' takes factor, .* and may have attention_factor, .*; got"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": "2"}}, "factor must be a number"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "truncate": 0.5}}, "truncate must be true or false"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": -1.0}}, "factor .* must be positive"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor .* must be positive"),
+    ({"sliding_window": 128}, "sliding_window 128 .*supported: leaving it out"),  # a Llama has none
+    ({"position_embedding_type": "absolute"}, 'position_embedding_type "absolute".*supported: "rope"'),
+    ({"learned_positions": True}, "learned_positions true is not supported; supported: leaving it out"),
+    ({"qk_norm_over": "all heads"}, "qk_norm_over .*not supported"),
+    ({"n_shared_experts": 1}, "n_shared_experts"),
+    ({"alibi": True}, "alibi true"),
+    ({"quantization": {"bits": 4}}, "quantization .*bits"),
+    ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": 1}, "use_sliding_window must be true or false"),
+    ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"] * 2}, "layer_types .*each of 3 layers"),
+    ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["linear_attention"] * 3}, "layer_types .*supported"),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "windows must be .*at least 1"),
+    ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias true"),
+    ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": ["0"]}, "mlp_only_layers must be .*integer"),
+    ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 0}, "experts per token must be from 1"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "llama3.* takes .*low_freq_factor"),
     ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "takes no parameters; got mrope_section"),
     ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope parameters .*one set for all layers"),
@@ -145,8 +233,8 @@ REFUSED = [
     ({"residual_multiplier": 0.2}, "residual_multiplier"),
     ({"logits_scaling": 8.0}, "logits_scaling"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
-    ({"use_qk_norm": True}, "use_qk_norm true.*supported: false"),
-    ({"num_local_experts": 8}, "num_local_experts 8.*supported: 0"),
+    ({"use_qk_norm": True}, "use_qk_norm true.*supported: leaving"),
+    ({"num_local_experts": 8}, "num_local_experts 8.*supported: leaving"),
     ({"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}, "auto_map"),
     ({"is_causal": False}, "is_causal"),
     ({"torch_dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn'.*supported: float32, bfloat16, float16"),
@@ -179,6 +267,20 @@ def test_unreadable(tmp_path: Path) -> None:
             read_config(tmp_path)
 
 
-def test_every_family_has_a_tiny_model_or_a_row_here() -> None:
-    tested = {tiny.config_class.replace("Config", "ForCausalLM") for tiny in FAMILIES} | {row[0] for row in WINDOWS}
+HARMLESS = {
+    "attention_dropout": 0.1, "initializer_range": 0.02, "_name_or_path": "x", "unsloth_fixed": True,
+    "transformers_version": "4.50.0", "pretraining_tp": 2, "use_cache": False,
+    "transformers.js_config": {"dtype": "q4"},
+    "is_llama_config": True, "rope_interleaved": False, "partial_rotary_factor": 1.0, "rope_theta": None,
+    "anything_new": None, "anything_off": False, "anything_empty": [], "position_embedding_type": "rope",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_harmless(name: str) -> None:
+    assert model_config({**LLAMA, name: HARMLESS[name]}) == model_config(LLAMA)
+
+
+def test_every_family_has_a_tiny_model() -> None:
+    tested = {tiny.config_class.replace("Config", "ForCausalLM") for tiny in FAMILIES}
     assert set(SUPPORTED) <= tested

@@ -54,6 +54,25 @@ def test_other_keys() -> None:
     assert read({"llama.expert_count": 0, "llama.rope.scaling.type": "none"}) == read()
 
 
+def test_stretched_rope() -> None:
+    scaling = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
+               "llama.rope.scaling.original_context_length": 32768}  # fmt: skip
+    rope = read(scaling).rope
+    assert (rope.kind, rope.factor, rope.original_max_position_embeddings) == ("yarn", 4.0, 32768)
+    linear = read({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0})
+    assert (linear.rope.kind, linear.rope.factor, linear.max_position_embeddings) == ("linear", 2.0, 262144)
+
+
+def test_window() -> None:
+    """llama.cpp has no name of its own for Mistral."""
+    config = read({"llama.attention.sliding_window": 4096})
+    assert (config.architecture, config.windows) == ("MistralForCausalLM", (4096,) * 3)
+    metadata = {key.replace("llama.", "qwen2."): value for key, value in METADATA.items()}
+    metadata |= {"general.architecture": "qwen2", "qwen2.attention.sliding_window": 4096}
+    with pytest.raises(ValueError, match="qwen2.attention.sliding_window is not supported"):
+        config_fields(metadata, SHAPES)
+
+
 def test_qwen3() -> None:
     metadata = {key.replace("llama.", "qwen3."): value for key, value in METADATA.items()}
     metadata |= {"general.architecture": "qwen3", "qwen3.attention.key_length": 16}
@@ -88,8 +107,7 @@ def test_llama3_table(factor: float) -> None:
         ({"general.architecture": None}, "architecture None"),
         ({"llama.logit_scale": 0.5}, "llama.logit_scale .0.5. is not supported"),
         ({"llama.expert_count": 8}, "num_local_experts 8 is not supported"),
-        ({"llama.attention.sliding_window": 4096}, "sliding_window 4096 is not supported"),
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "rope type 'yarn' is not supported"),
+        ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 4.0}, "rope type 'longrope' is not"),
         ({"llama.rope.dimension_count": 8}, "llama.rope.dimension_count .8. is not supported; supported: .*16"),
         ({"llama.attention.head_count": [4, 4, 2]}, "head_count must be a positive integer"),
         ({"llama.context_length": None}, "llama.context_length is missing"),

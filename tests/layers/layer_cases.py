@@ -21,7 +21,8 @@ DEMO = ModelConfig(**BASE | dict(hidden_size=33, num_attention_heads=9, num_key_
 ONE_KV = ModelConfig(
     **BASE | dict(hidden_size=64, num_attention_heads=5, num_key_value_heads=1, head_dim=80, qk_norm=True)
 )
-CONFIGS = {"everything": EVERYTHING, "tiny": TINY, "demo": DEMO, "one kv head": ONE_KV}
+WINDOW = ModelConfig(**BASE, windows=(3, 9))
+CONFIGS = {"window": WINDOW, "everything": EVERYTHING, "tiny": TINY, "demo": DEMO, "one kv head": ONE_KV}
 HALF_TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
@@ -40,7 +41,7 @@ def tensors(config: ModelConfig, *, seed: int = 0, dtype: torch.dtype = torch.fl
         ("k_proj", kv, hidden, config.qkv_bias),
         ("v_proj", kv, hidden, config.qkv_bias),
         ("o_proj", hidden, queries, config.output_bias),
-        ("gate_proj", wide, hidden, config.mlp_bias),
+        ("gate_proj", wide, hidden, config.mlp_bias),  # for the ungated, one too many
         ("up_proj", wide, hidden, config.mlp_bias),
         ("down_proj", hidden, wide, config.mlp_bias),
     ):
@@ -154,16 +155,30 @@ def attention_oracle(
         values = torch.cat((past_values[past], heads["v"]))
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
         scores = torch.einsum("thd,shd->hts", queries, keys) / size**0.5
-        hidden_from = torch.arange(context) > torch.tensor(positions).unsqueeze(1)
-        weights = scores.masked_fill(hidden_from, float("-inf")).softmax(-1)
+        back = torch.tensor(positions).unsqueeze(1) - torch.arange(context)
+        unseen = (back < 0) | (back >= (config.windows[layer] or context if config.windows else context))
+        weights = scores.masked_fill(unseen, float("-inf")).softmax(-1)
         results.append(torch.einsum("hts,shd->thd", weights, values).reshape(new, -1))
     return torch.cat(results) @ w["o_proj.weight"].T + w.get("o_proj.bias", 0.0)
 
 
-def mlp_oracle(checkpoint: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+FORMULAS = {
+    "silu": lambda x: x / (1 + (-x).exp()),
+    "gelu": lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2,
+    "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    "relu": lambda x: x * (x > 0),
+    "relu2": lambda x: x**2 * (x > 0),
+}
+
+
+def mlp_oracle(
+    checkpoint: dict[str, torch.Tensor], x: torch.Tensor, activation: str = "silu", gated: bool = True
+) -> torch.Tensor:
     w = {name: tensor.double() for name, tensor in checkpoint.items()}
     gate, up = (x.double() @ w[f"{n}_proj.weight"].T + w.get(f"{n}_proj.bias", 0.0) for n in ("gate", "up"))
-    return (gate * torch.sigmoid(gate) * up) @ w["down_proj.weight"].T + w.get("down_proj.bias", 0.0)
+    formula = FORMULAS[activation]
+    inner = formula(gate) * up if gated else formula(up)
+    return inner @ w["down_proj.weight"].T + w.get("down_proj.bias", 0.0)
 
 
 def distance(x: torch.Tensor, oracle: torch.Tensor) -> float:

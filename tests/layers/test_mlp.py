@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 import torch
-from layer_cases import EVERYTHING, HALF_TOLERANCE, TINY, distance, fill, mlp_oracle, tensors
+from layer_cases import EVERYTHING, FORMULAS, HALF_TOLERANCE, TINY, distance, fill, mlp_oracle, tensors
 
 from tokenweave.config import ModelConfig, shard
 from tokenweave.layers.batch import Batch
@@ -27,6 +29,24 @@ def test_partial_sums_add_up_to_the_formula(config: ModelConfig, tokens: int, ke
         assert distance(torch.stack(parts).double().sum(0), mlp_oracle(tensors(config), x)) < 2e-6
         if tokens and size > 1:  # control
             assert distance(torch.stack(parts[1:]).double().sum(0), mlp_oracle(tensors(config), x)) > 1e-2
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("activation", FORMULAS)
+def test_activations(activation: str, gated: bool, kernels: bool) -> None:
+    config = replace(EVERYTHING, activation=activation, gated_mlp=gated)
+    x = torch.randn(5, config.hidden_size)
+    for size in (1, 3):
+        with torch.set_grad_enabled(not kernels):
+            parts = [make(config, size=size, rank=rank)(x, NONE, None) for rank in range(size)]
+            fresh = make(config)(x, NONE, None)
+        oracle = mlp_oracle(tensors(config), x, activation, gated)
+        assert distance(torch.stack(parts).double().sum(0), oracle) < 2e-6
+        for other in FORMULAS.keys() - {activation}:  # control
+            assert distance(fresh, mlp_oracle(tensors(config), x, other, gated)) > 1e-5
+    with torch.inference_mode():
+        torch.testing.assert_close(make(config)(x, NONE, x), fresh)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 49])

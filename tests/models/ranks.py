@@ -1,6 +1,8 @@
 """What the ranks of the model tests run: many cases in one start."""
 
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tokenweave.models.loading import load_model
 from tokenweave.plan import StepPlan
 
 MAX_TOKENS = 128
+DECODE_MODES = {"weave": "fused"}  # one token cannot be cut
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class Case:
     mode: str = "fused"
     dtype: torch.dtype = torch.float32
     greedy: int = 0  # tokens to generate after the prompt
+    cut: int = 6  # of the prompt's tokens, into lanes, when woven
+    chunks: tuple[int, ...] = ()  # where the prompt is cut into steps
     fault: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -36,10 +41,12 @@ def run_cases(group: Group, cases: list[Case]) -> list[tuple[torch.Tensor, list[
 def run_case(group: Group, case: Case) -> tuple[torch.Tensor, list[int]]:
     model = load_model(case.directory, rank=group.rank, size=group.size, dtype=case.dtype)
     config = model.config
-    with group.open_collective(hidden_size=config.hidden_size, max_tokens=MAX_TOKENS, dtype=case.dtype) as collective:
+    with ExitStack() as stack:
+        collective = stack.enter_context(group.open_collective(config.hidden_size, MAX_TOKENS, case.dtype, 2))
         if case.fault:
             plant(case, model, collective, group)
-        executor = Executor(model, collective, max_tokens=MAX_TOKENS)
+        executor = stack.enter_context(closing(Executor(model, collective, max_tokens=MAX_TOKENS)))
+        prompt_length = torch.tensor([len(case.prompt)], dtype=torch.int32)
         blocks = -(-(len(case.prompt) + case.greedy) // 16)
         cache = KVCache.zeros(
             config.num_hidden_layers, blocks, 16, model.shard.num_kv_heads, config.head_dim, case.dtype
@@ -55,20 +62,24 @@ def run_case(group: Group, case: Case) -> tuple[torch.Tensor, list[int]]:
                 slot_mapping=positions.clone(),
                 block_tables=torch.arange(blocks, dtype=torch.int32).unsqueeze(0),
                 cache=cache,
+                prompt_lengths=prompt_length,
             )
-            rows = executor.forward(batch, StepPlan(case.mode))
+            plan = StepPlan(case.mode, cut=case.cut if case.mode == "weave" else 0)
+            rows = executor.forward(batch, plan if past == 0 else StepPlan(DECODE_MODES.get(case.mode, case.mode)))
             vocab = config.vocab_size
             widths = [(r + 1) * vocab // group.size - r * vocab // group.size for r in range(group.size)]
             full = collective.gather(model.head(rows), widths)
             full = full.float() if group.rank == 0 else torch.empty(len(tokens), vocab)
             return collective.broadcast(full)
 
-        prompt_logits = logits(case.prompt, 0)
+        prompt_logits = torch.cat([logits(case.prompt[i:j], i) for i, j in pairwise((0, *case.chunks, None))])
         tokens: list[int] = []
         row = prompt_logits[-1]
         for step in range(case.greedy):
             top = row.topk(2).values
-            assert float(top[0] - top[1]) > 1e-3, f"step {step}: the top two logits are too close to compare tokens"
+            assert float(top[0] - top[1]) > 1e-3, (
+                f"{case.directory.name}, step {step}: the top two logits are too close to compare tokens"
+            )
             tokens.append(int(row.argmax()))
             row = logits([tokens[-1]], len(case.prompt) + step)[-1]
         return prompt_logits, tokens

@@ -17,7 +17,11 @@ from tokenweave.models.gguf import GGUFFile, convert
 from tokenweave.models.resolve import demo_file
 
 F = gguf.GGMLQuantizationType
-PLAIN = [tiny for tiny in FAMILIES if "rope" not in tiny.name]
+PLAIN = [
+    tiny
+    for tiny in FAMILIES
+    if tiny.name.removesuffix("-tied") in ("llama", "llama-odd", "llama-bias", "qwen2", "qwen3")
+]
 
 
 def converted(path: Path, dtype: str) -> Path:

@@ -1,85 +1,24 @@
-"""Hugging Face config.json to ModelConfig: the one place that reads it.
+"""Hugging Face config.json to ModelConfig. With the families' own few lines it is all that knows such files.
 
-An architecture is a row of FAMILIES. A field that would change results and that no row reads is refused by name.
+A field that would change results and that nobody reads is refused by name.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenweave.config.model import ModelConfig, RopeConfig
+from tokenweave.config.families import FAMILIES
+from tokenweave.config.family import Family
+from tokenweave.config.fields import Fields
+from tokenweave.config.foreign_rope import rope_config, stretched
+from tokenweave.config.model import ModelConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """How one architecture reads its config; a string names the boolean field that decides."""
-
-    qkv_bias: bool | str = False
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    qk_norm: bool = False
-    window_switch: str | None = None  # the field without which `sliding_window` means nothing
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of fields that a config.json may leave out
-
-
-_LLAMA_IDS = {"bos_token_id": 1, "eos_token_id": 2}
-FAMILIES = {
-    "LlamaForCausalLM": Family(
-        qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", defaults=_LLAMA_IDS
-    ),
-    "MistralForCausalLM": Family(defaults=_LLAMA_IDS | {"num_key_value_heads": 8, "sliding_window": 4096}),
-    "Qwen2ForCausalLM": Family(qkv_bias=True, window_switch="use_sliding_window"),
-    "Qwen3ForCausalLM": Family(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        qk_norm=True,
-        window_switch="use_sliding_window",
-        defaults={"head_dim": 128},
-    ),
-}
-
-ACTIVATIONS = ("silu",)
 DTYPES = ("float32", "bfloat16", "float16")
-
-# What each rope type takes besides rope_theta.
-ROPE_FIELDS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
-
-# Fields of related models and of derived checkpoints that change results, with the values at which they do not.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "quantization_config": (None,),
-    "compression_config": (None,),
-    "auto_map": (None, {}),  # code of the checkpoint's own
-    "partial_rotary_factor": (None, 1),
-    "attention_multiplier": (None,),
-    "residual_multiplier": (None, 1),
-    "embedding_multiplier": (None, 1),
-    "logits_scaling": (None, 1),
-    "logit_scale": (None, 1),
-    "attn_logit_softcapping": (None,),
-    "final_logit_softcapping": (None,),
-    "query_pre_attn_scalar": (None,),
-    "attention_chunk_size": (None,),
-    "clip_qkv": (None,),
-    "alibi": (None, False),
-    "no_rope_layers": (None, []),
-    "position_embedding_type": (None, "rope", "rotary"),
-    "use_qk_norm": (None, False),
-    "qk_layernorm": (None, False),
-    "is_causal": (None, True),
-    "is_encoder_decoder": (None, False),
-    "add_cross_attention": (None, False),
-    "use_parallel_residual": (None, False),
-    "parallel_attn": (None, False),
-    "num_local_experts": (None, 0),
-    "num_experts": (None, 0),
-    "n_routed_experts": (None, 0),
-    "pruned_heads": (None, {}),
-}
+ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu", "relu2": "relu2",
+}  # fmt: skip
 
 
 def read_config(directory: str | Path) -> ModelConfig:
@@ -114,140 +53,57 @@ def model_config(config: Mapping[str, Any], generation: Mapping[str, Any] | None
 
     Raises ValueError that names the field and what is supported.
     """
-    name = _architecture(config)
-    family = FAMILIES[name]
-    config = {**family.defaults, **config}
-    _refuse_unsupported(config, family)
-    heads = _integer(config, "num_attention_heads")
-    ids = {**config, **{key: value for key, value in (generation or {}).items() if value is not None}}
-    return ModelConfig(
-        architecture=name,
-        vocab_size=_integer(config, "vocab_size"),
-        hidden_size=_integer(config, "hidden_size"),
-        intermediate_size=_integer(config, "intermediate_size"),
-        num_hidden_layers=_integer(config, "num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=_integer(config, "num_key_value_heads", heads),
-        head_dim=_integer(config, "head_dim", _integer(config, "hidden_size") // max(heads, 1)),
-        max_position_embeddings=_integer(config, "max_position_embeddings"),
-        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6),
-        rope=_rope(config),
-        qkv_bias=_switch(config, family.qkv_bias),
-        output_bias=_switch(config, family.output_bias),
-        mlp_bias=_switch(config, family.mlp_bias),
-        qk_norm=family.qk_norm,
-        tie_word_embeddings=_switch(config, "tie_word_embeddings"),
-        dtype=_dtype(config),
-        bos_token_id=next(iter(_token_ids(ids, "bos_token_id")), None),
-        eos_token_ids=_token_ids(ids, "eos_token_id"),
-    )
+    family = family_of(config)
+    fields = Fields(config, family.defaults)
+    found = _read(fields, family, Fields(generation or {}))
+    fields.refuse_unread()
+    return found
 
 
-def _architecture(config: Mapping[str, Any]) -> str:
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family that a config.json names. Raises ValueError with all there are."""
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1 or named[0] not in FAMILIES:
         raise ValueError(f"architectures {named!r} is not supported; supported: {', '.join(FAMILIES)}")
-    return named[0]
+    return FAMILIES[named[0]]
 
 
-def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
-    for name, neutral in NEUTRAL.items():
-        if config.get(name) not in neutral:
-            raise ValueError(f"{name} {_short(config[name])} is not supported; supported: {_alternatives(neutral)}")
-    activation = config.get("hidden_act", "silu")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"hidden_act {activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
-    kinds = config.get("layer_types") or []
-    if any(kind != "full_attention" for kind in kinds):
-        raise ValueError(f"layer_types {sorted(set(map(str, kinds)))} are not supported; supported: full_attention")
-    _refuse_window(config, family.window_switch)
-
-
-def _refuse_window(config: Mapping[str, Any], switch: str | None) -> None:
-    """A window over all of the context is none."""
-    window = config.get("sliding_window")
-    off = window is None if switch is None else not _switch(config, switch)
-    if off or window is not None and _integer(config, "sliding_window") >= _integer(config, "max_position_embeddings"):
-        return
-    name = switch or "sliding_window"
-    allowed = "false" if switch else "null, or at least max_position_embeddings"
-    raise ValueError(f"{name} {_short(config[name])} is not supported; supported: {allowed}")
-
-
-def _rope(config: Mapping[str, Any]) -> RopeConfig:
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
-        raise ValueError(f"rope parameters {_short(given)} are not supported; supported: one set for all layers")
-    values = {key: value for key, value in given.items() if value is not None}
-    older = values.pop("type", "default")
-    kind = values.pop("rope_type", older)
-    if kind not in ROPE_FIELDS:
-        raise ValueError(f"rope type {kind!r} is not supported; supported: {', '.join(ROPE_FIELDS)}")
-    theta = values.pop("rope_theta", config.get("rope_theta", 10000.0))
-    if values.pop("partial_rotary_factor", 1) != 1:
-        raise ValueError(f"partial_rotary_factor {given['partial_rotary_factor']} is not supported; supported: 1")
-    if "original_max_position_embeddings" in ROPE_FIELDS[kind]:
-        context = config.get("original_max_position_embeddings")
-        values.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-        values |= {} if context is None else {"original_max_position_embeddings": context}
-    wanted = set(ROPE_FIELDS[kind])
-    if values.keys() != wanted:
-        raise ValueError(
-            f"rope type {kind!r} takes {', '.join(sorted(wanted)) or 'no parameters'}; got {', '.join(sorted(values))}"
-        )
-    values["rope_theta"] = theta
-    numbers = {key: _number(values, key) for key in values}
-    context = numbers.pop("original_max_position_embeddings", 0)
-    return RopeConfig(
-        kind=kind, theta=numbers.pop("rope_theta"), original_max_position_embeddings=int(context), **numbers
+def _read(fields: Fields, family: Family, generation: Fields) -> ModelConfig:
+    heads, rope = fields.integer("num_attention_heads"), rope_config(fields)
+    return ModelConfig(
+        architecture=family.architecture,
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=fields.integer("hidden_size"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_hidden_layers=fields.integer("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=fields.integer("num_key_value_heads", heads),
+        head_dim=fields.integer("head_dim", fields.integer("hidden_size") // max(heads, 1)),
+        max_position_embeddings=stretched(fields.integer("max_position_embeddings"), rope),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        rope=rope,
+        windows=family.windows(fields),
+        qkv_bias=fields.switch(family.qkv_bias),
+        output_bias=fields.switch(family.output_bias),
+        mlp_bias=fields.switch(family.mlp_bias),
+        qk_norm=family.qk_norm,
+        activation=_choice("hidden_act", fields.get("hidden_act", "silu"), ACTIVATIONS),
+        gated_mlp=family.gated_mlp,
+        experts=family.experts(fields),
+        tie_word_embeddings=fields.switch("tie_word_embeddings"),
+        dtype=_dtype(fields),
+        bos_token_id=next(iter(generation.integers("bos_token_id") or fields.integers("bos_token_id")), None),
+        eos_token_ids=generation.integers("eos_token_id") or fields.integers("eos_token_id"),
     )
 
 
-def _dtype(config: Mapping[str, Any]) -> str:
-    stored = config.get("dtype") or config.get("torch_dtype") or "float32"
-    dtype = str(stored).removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype {stored!r} is not supported; supported: {', '.join(DTYPES)}")
-    return dtype
+def _dtype(fields: Fields) -> str:
+    older = fields.get("torch_dtype", "float32")
+    stored = str(fields.get("dtype", older)).removeprefix("torch.")
+    return _choice("dtype", stored, {dtype: dtype for dtype in DTYPES})
 
 
-def _token_ids(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    value = config.get(key)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(_integer({key: item}, key) for item in ids)
-
-
-def _switch(config: Mapping[str, Any], by: bool | str) -> bool:
-    if isinstance(by, bool):
-        return by
-    value = config.get(by)
-    if value not in (None, True, False):
-        raise ValueError(f"{by} must be true or false, got {value!r}")
-    return bool(value)
-
-
-def _integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    value = default if config.get(key) is None else config[key]
-    if value is None:
-        raise ValueError(f"{key} is missing")
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{key} must be an integer, got {value!r}")
-    return value
-
-
-def _number(config: Mapping[str, Any], key: str, default: float | None = None) -> float:
-    value = default if config.get(key) is None else config[key]
-    if value is None:
-        raise ValueError(f"{key} is missing")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{key} must be a number, got {value!r}")
-    return float(value)
-
-
-def _short(value: object) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _alternatives(values: tuple[Any, ...]) -> str:
-    return "leaving it out" if values == (None,) else ", ".join(json.dumps(v) for v in values if v is not None)
+def _choice(name: str, value: Any, allowed: Mapping[str, str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} {value!r} is not supported; supported: {', '.join(allowed)}")
+    return allowed[value]

@@ -57,9 +57,12 @@ def config_fields(
     if "token_embd.weight" not in shapes:
         raise ValueError("GGUF tensor token_embd.weight is missing")
     fields = {field: own[key] for key, field in _FIELDS.items() if key in own}
+    windowed = bool(own.get("attention.sliding_window"))
+    if windowed and name != "llama":
+        raise ValueError(f"GGUF key {name}.attention.sliding_window is not supported; supported: with llama")
     return fields | {
-        "architectures": [ARCHITECTURES[name]],
-        "model_type": name,
+        "architectures": ["MistralForCausalLM" if windowed else ARCHITECTURES[name]],
+        "model_type": "mistral" if windowed else name,
         "hidden_act": "silu",
         "vocab_size": shapes["token_embd.weight"][0],
         "attention_bias": "blk.0.attn_output.bias" in shapes,

@@ -2,25 +2,31 @@
 
 from dataclasses import dataclass, field
 
+from tokenweave.config.rope import RopeConfig
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+
 
 @dataclass(frozen=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding. `kind` is one of KINDS; the other fields belong to the kinds that name them."""
+class ExpertsConfig:
+    """A mixture of experts in place of an MLP (Shazeer et al., arXiv 1701.06538; top-k as in arXiv 2401.04088).
 
-    KINDS = ("default", "llama3")
+    A token's experts are the `per_token` most likely of a softmax over all `count`; their results are weighted with
+    those probabilities, made to sum to one where `normalised`. intermediate_size: of one expert.
+    layers: which of the model's layers have experts; the others have an MLP.
+    """
 
-    kind: str = "default"
-    theta: float = 10000.0
-    factor: float = 1.0
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    original_max_position_embeddings: int = 0  # llama3
+    count: int
+    per_token: int
+    intermediate_size: int
+    normalised: bool
+    layers: tuple[bool, ...]
 
     def __post_init__(self) -> None:
-        if self.kind not in self.KINDS:
-            raise ValueError(f"rope type {self.kind!r} is not supported; supported: {', '.join(self.KINDS)}")
-        if self.theta <= 0 or self.factor <= 0:
-            raise ValueError(f"rope theta and factor must be positive, got {self.theta} and {self.factor}")
+        if self.intermediate_size < 1:
+            raise ValueError(f"the experts' intermediate size must be at least 1, got {self.intermediate_size}")
+        if not 1 <= self.per_token <= self.count:
+            raise ValueError(f"experts per token must be from 1 to the {self.count} there are, got {self.per_token}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +41,17 @@ class ModelConfig:
     num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # with the rope's stretching
     rms_norm_eps: float = 1e-5
     rope: RopeConfig = field(default_factory=RopeConfig)
+    windows: tuple[int | None, ...] = ()  # per layer: keys that a token attends to, itself among them; None: all
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # RMSNorm over each head's dimensions, before rope
+    activation: str = "silu"  # one of ACTIVATIONS
+    gated_mlp: bool = True  # down(activation(gate(x)) * up(x)); else down(activation(up(x)))
+    experts: ExpertsConfig | None = None
     tie_word_embeddings: bool = False
     dtype: str = "float32"  # what the checkpoint stores: "float32", "bfloat16" or "float16"
     bos_token_id: int | None = None
@@ -61,8 +71,23 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embedding, got {self.head_dim}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {self.activation!r}")
+        layers = self.num_hidden_layers
+        if self.windows and (len(self.windows) != layers or any(w is not None and w < 1 for w in self.windows)):
+            raise ValueError(f"windows must be one for each of {layers} layers, at least 1 or None, got {self.windows}")
+        if self.experts is not None and len(self.experts.layers) != layers:
+            raise ValueError(f"experts.layers must be one for each of {layers} layers, got {len(self.experts.layers)}")
 
     @property
     def queries_per_group(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_attention_heads // self.num_key_value_heads
+
+    def window(self, layer: int) -> int | None:
+        """Keys that a token of this layer attends to, itself among them; None: all."""
+        return self.windows[layer] if self.windows else None
+
+    def layer_experts(self, layer: int) -> ExpertsConfig | None:
+        """The experts of a layer that has some."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None

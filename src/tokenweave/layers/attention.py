@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from tokenweave.config import ModelConfig, Shard
 from tokenweave.layers.batch import Batch
-from tokenweave.layers.kernels.attention import attend_rows, attention_rows
+from tokenweave.layers.kernels.attention import WHOLE_CONTEXT, attend_rows, attention_rows
 from tokenweave.layers.kernels.views import View, empty
 from tokenweave.layers.norm import RMSNorm
 from tokenweave.layers.paths import kernel_multiplies, uses_gpu_kernels
@@ -29,6 +29,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.shard, self.layer, self.rope = config, shard, layer, rope
+        self.window = config.window(layer)
         self.query_size = shard.num_query_heads * config.head_dim
         self.kv_size = shard.num_kv_heads * config.head_dim
         self.qkv = Projection(
@@ -52,13 +53,17 @@ class Attention(nn.Module):
         if cached and self._projections[0].fits_kernels(normed, out):
             return self._forward_kernels(normed, batch, torch.empty_like(normed) if out is None else out)
         qkv = self.qkv(normed, None, batch.processors.get("qkv", 0))
-        attended = self._attend_gpu(qkv, batch) if cached and self._suits_gpu(qkv) else self._attend(qkv, batch)
+        attended = self._attend_gpu(qkv, batch) if self._suits_gpu(qkv, cached) else self._attend(qkv, batch)
         return self.output(attended, out, batch.processors.get("output", 0))
 
-    def _suits_gpu(self, qkv: torch.Tensor) -> bool:
-        """Whether torch's variable-length attention takes these heads."""
+    @property
+    def capturable(self) -> bool:
+        """Whether torch's variable-length attention takes these heads on a GPU; else the host goes by request."""
         size = self.config.head_dim
-        return uses_gpu_kernels(qkv) and qkv.dtype != torch.float32 and size % 8 == 0 and size <= 256
+        return self.qkv.weight.dtype != torch.float32 and size % 8 == 0 and size <= 256
+
+    def _suits_gpu(self, qkv: torch.Tensor, cached: bool) -> bool:
+        return cached and uses_gpu_kernels(qkv) and self.capturable
 
     def _attend_gpu(self, qkv: torch.Tensor, batch: Batch) -> torch.Tensor:
         from tokenweave.layers import cuda, cuda_attention
@@ -68,21 +73,31 @@ class Attention(nn.Module):
         if query_norm is not None and key_norm is not None:
             norm = cuda.HeadNorm(query_norm.weight, key_norm.weight, query_norm.eps)
         return cuda_attention.attend(
-            qkv, batch, self.layer, query_size=self.query_size, tables=(self.rope.cos, self.rope.sin), norm=norm
+            qkv,
+            batch,
+            self.layer,
+            query_size=self.query_size,
+            rotation=self.rope.rotation(batch),
+            norm=norm,
+            window=self.window,
         )
 
     def _forward_kernels(self, normed: torch.Tensor, batch: Batch, out: torch.Tensor) -> torch.Tensor:
         assert batch.cache is not None
         tokens, rotation, cache, step = len(normed), self.rope.arrays, batch.cache.arrays[self.layer], batch.arrays
+        if self.rope.dynamic:
+            turns = self.rope.rotation(batch)
+            rotation, step = (turns.cos.numpy(), turns.sin.numpy()), (turns.rows.numpy(), *step[1:])
+        window = WHOLE_CONTEXT if self.window is None else self.window
         if kernel_multiplies(tokens, normed.dtype):
             qkv_projection, output_projection = self._projections
             weights = (*qkv_projection.arrays(), *output_projection.arrays(), *self._norm_arrays())
-            attention_rows(normed.data_ptr(), out.data_ptr(), tokens, weights, rotation, cache, step)
+            attention_rows(normed.data_ptr(), out.data_ptr(), tokens, weights, rotation, cache, step, window)
             return out
         qkv = self.qkv(normed)
         attended = normed.new_empty(tokens, self.query_size)
         attend_rows(qkv.data_ptr(), attended.data_ptr(), tokens, self.shard.num_query_heads,
-                    self._norm_arrays(), rotation, cache, step)  # fmt: skip
+                    self._norm_arrays(), rotation, cache, step, window)  # fmt: skip
         return self.output(attended, out)
 
     def _norm_arrays(self) -> tuple[np.ndarray, np.ndarray, float]:
@@ -100,7 +115,8 @@ class Attention(nn.Module):
         )
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
-        queries, keys = self.rope.rotate(queries, batch.positions), self.rope.rotate(keys, batch.positions)
+        rotation = self.rope.rotation(batch)
+        queries, keys = rotation.turn(queries), rotation.turn(keys)
         if batch.cache is not None:
             batch.cache.keys[self.layer].flatten(0, 1)[batch.slot_mapping] = keys
             batch.cache.values[self.layer].flatten(0, 1)[batch.slot_mapping] = values
@@ -111,7 +127,7 @@ class Attention(nn.Module):
                 past_keys, past_values = keys[start:stop], values[start:stop]
             else:
                 past_keys, past_values = self._cached(batch, request)
-            attended.append(causal_attention(queries[start:stop], past_keys, past_values))
+            attended.append(causal_attention(queries[start:stop], past_keys, past_values, self.window))
         return torch.cat(attended).flatten(1) if attended else qkv[:, : self.query_size]
 
     def _cached(self, batch: Batch, request: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,18 +163,29 @@ class Attention(nn.Module):
             yield from self.key_norm.pieces(f"{name}.k_norm")
 
 
-def causal_attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """softmax(q k' / sqrt(D)) v of one request: queries [T, Q, D] are the last T of the S keys [S, K, D]; [T, Q, D]."""
+def causal_attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None = None
+) -> torch.Tensor:
+    """softmax(q k' / sqrt(D)) v of one request: queries [T, Q, D] are the last T of the S keys [S, K, D]; [T, Q, D].
+
+    window: a query attends to so many keys, the last of them its own; None: to all up to its own.
+    """
     new, total = queries.shape[0], keys.shape[0]
     mask = None
-    if 1 < new < total:  # torch's own causal mask aligns the first query with the first key
+    if window is not None and window < total:
+        # the first query's first key: those before it no query sees
+        first = max(total - new - window + 1, 0)
+        keys, values, total = keys[first:], values[first:], total - first
+        mask = torch.ones(new, total, dtype=torch.bool, device=queries.device)
+        mask = mask.tril(total - new).triu(total - new - window + 1)
+    elif 1 < new < total:  # torch's own causal mask aligns the first query with the first key
         mask = torch.ones(new, total, dtype=torch.bool, device=queries.device).tril(total - new)
     attended = F.scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),
         values.transpose(0, 1).unsqueeze(0),
         attn_mask=mask,
-        is_causal=new == total,
+        is_causal=mask is None and new == total,
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
     return attended.squeeze(0).transpose(0, 1)

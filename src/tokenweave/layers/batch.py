@@ -42,6 +42,8 @@ class Batch:
     slot_mapping: int64 [T], where each new token's key and value are written; block_tables: int32 [R, max blocks].
     cache: None runs without a cache: each request's new tokens attend to one another only, and context_lengths are the
     query lengths.
+    prompt_lengths: int32 [R], where it matters (rope of kind "dynamic"): the whole prompt of each request, of which
+    this batch may hold a part; None: prompts end where the contexts do.
     limits_given: of a step that is captured, whose lengths differ from replay to replay; None: those of the lengths.
     processors: how many of a GPU's processors a matmul, by its name, should count on; all where it is not named.
     """
@@ -53,6 +55,7 @@ class Batch:
     slot_mapping: torch.Tensor | None = None
     block_tables: torch.Tensor | None = None
     cache: KVCache | None = None
+    prompt_lengths: torch.Tensor | None = None
     limits_given: Limits | None = None
     processors: Mapping[str, int] = field(default_factory=dict)
 
@@ -91,12 +94,22 @@ class Batch:
         return self.limits.context
 
     @cached_property
-    def key_layout(self) -> KeyLayout:
-        """Computed where the batch is, so that a captured step computes it at each replay."""
-        starts = F.pad(self.context_lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    def owners(self) -> torch.Tensor:
+        """int64 [T], the request of each new token. Computed where the batch is, so that a captured step computes it at
+        each replay."""
         token = torch.arange(self.num_tokens, dtype=torch.int32, device=self.query_offsets.device)
-        owner = torch.searchsorted(self.query_offsets[1:].contiguous(), token, right=True)
-        return KeyLayout(starts, starts[owner] + self.positions)
+        return torch.searchsorted(self.query_offsets[1:].contiguous(), token, right=True)
+
+    @cached_property
+    def key_layout(self) -> KeyLayout:
+        starts = F.pad(self.context_lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        return KeyLayout(starts, starts[self.owners] + self.positions)
+
+    @cached_property
+    def total_lengths(self) -> torch.Tensor:
+        """int64 [T], of each new token's request: its whole prompt or, where that is more, up to the token itself."""
+        prompts = self.context_lengths if self.prompt_lengths is None else self.prompt_lengths
+        return torch.maximum(prompts[self.owners], self.positions + 1)
 
     @cached_property
     def arrays(self) -> tuple[np.ndarray, ...]:
@@ -140,14 +153,17 @@ class Batch:
         first_contexts = [contexts[i] for i in first]
         if shared:
             first_contexts[-1] -= offsets[first[-1] + 1] - cut
+        prompts = self.context_lengths if shared and self.prompt_lengths is None else self.prompt_lengths
         halves = (
             (slice(0, cut), first, [offsets[i] for i in first] + [cut], first_contexts),
             (slice(cut, total), second, [max(offsets[i], cut) - cut for i in second] + [total - cut],
              [contexts[i] for i in second]),
         )  # fmt: skip
-        return tuple(self._part(*half) for half in halves)  # type: ignore[return-value]
+        return tuple(self._part(*half, prompts) for half in halves)  # type: ignore[return-value]
 
-    def _part(self, tokens: slice, requests: list[int], offsets: list[int], contexts: list[int]) -> "Batch":
+    def _part(
+        self, tokens: slice, requests: list[int], offsets: list[int], contexts: list[int], prompts: torch.Tensor | None
+    ) -> "Batch":
         device = self.token_ids.device
         rows = slice(requests[0], requests[-1] + 1) if requests else slice(0, 0)
         return Batch(
@@ -158,4 +174,5 @@ class Batch:
             slot_mapping=None if self.slot_mapping is None else self.slot_mapping[tokens],
             block_tables=None if self.block_tables is None else self.block_tables[rows],
             cache=self.cache,
+            prompt_lengths=None if prompts is None else prompts[rows],
         )

@@ -8,6 +8,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from tokenweave.layers.batch import Batch
 from tokenweave.layers.cuda import HeadNorm, Packing, Pages, rotate_and_cache
+from tokenweave.layers.rotary import Rotation
 
 # Shapes: T tokens of the step, Q query heads, K key/value heads, D head_dim.
 PAGE_ROWS = 256  # torch's kernel reads pages of so many rows, or multiples of it, where they are
@@ -28,11 +29,12 @@ def attend(
     layer: int,
     *,
     query_size: int,
-    tables: tuple[torch.Tensor, torch.Tensor],
+    rotation: Rotation,
     norm: HeadNorm | None,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Attended values [T, Q * D] of projected heads [T, (Q + 2K) * D], which it turns in place; new keys and values go
-    into the cache. query_size: Q * D. tables: cos and sin of every position.
+    into the cache. query_size: Q * D. window: keys that a token attends to, its own the last; None: all up to its own.
 
     How keys are read: by page where torch can; else, where no request has a past, in qkv itself; else packed. Packing
     costs a copy of the keys, as do 4 MB of one KV head at 8192 tokens.
@@ -50,7 +52,8 @@ def attend(
     )  # fmt: skip
     paged = reads_pages(cache.block_size)
     packing = None if paged or not limits.past else _packing(batch, keys)
-    rotate_and_cache(qkv, batch.positions, tables, pages, norm=norm, packing=packing)
+    rotate_and_cache(qkv, rotation.rows, (rotation.cos, rotation.sin), pages, norm=norm, packing=packing)
+    seen = (-1 if window is None else window - 1, 0)
     if not len(qkv):
         return qkv[:, :query_size]
     offsets = batch.query_offsets
@@ -58,17 +61,17 @@ def attend(
     most = limits.query if limits.single else max(limits.query, 2)
     if paged:
         attended = _ATTEND(
-            queries, pages.keys, pages.values, offsets, None, most, limits.context, window_size=(-1, 0),
+            queries, pages.keys, pages.values, offsets, None, most, limits.context, window_size=seen,
             seqused_k=batch.context_lengths, block_table=batch.block_tables, **_GROUPED,
         )  # fmt: skip
     elif packing is None:
         attended = _ATTEND(
-            queries, keys, values, offsets, offsets, most, most, window_size=(-1, 0), **_GROUPED
+            queries, keys, values, offsets, offsets, most, most, window_size=seen, **_GROUPED
         )  # fmt: skip
     else:
         attended = _ATTEND(
             queries, packing.keys, packing.values, offsets, packing.starts, most, limits.context,
-            window_size=(-1, 0), **_GROUPED,
+            window_size=seen, **_GROUPED,
         )  # fmt: skip
     assert isinstance(attended, torch.Tensor)
     return attended.flatten(1)

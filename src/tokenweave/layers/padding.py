@@ -36,6 +36,7 @@ def pad_tokens(batch: Batch, tokens: int) -> Batch:
         context_lengths=_joined(batch.context_lengths, torch.tensor(lengths)),
         slot_mapping=_joined(batch.slot_mapping, torch.full((more,), -1)),
         block_tables=_joined(batch.block_tables, torch.zeros(len(lengths), batch.block_tables.shape[1])),
+        prompt_lengths=_joined_or_none(batch.prompt_lengths, torch.tensor(lengths)),
     )
 
 
@@ -60,6 +61,7 @@ def pad_requests(batch: Batch, *, packed: bool, context_limit: int) -> Batch:
         query_offsets=_joined(batch.query_offsets, torch.full((empty,), tokens)),
         context_lengths=_joined(batch.context_lengths, torch.zeros(empty)),
         block_tables=table,
+        prompt_lengths=_joined_or_none(batch.prompt_lengths, torch.zeros(empty)),
         limits_given=Limits(
             query=1 if limits.single else min(_power_of_two(limits.query), tokens),
             context=context,
@@ -72,6 +74,10 @@ def pad_requests(batch: Batch, *, packed: bool, context_limit: int) -> Batch:
 
 def _joined(tensor: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
     return torch.cat((tensor, more.to(tensor.dtype)))
+
+
+def _joined_or_none(tensor: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor | None:
+    return None if tensor is None else _joined(tensor, more)
 
 
 def _power_of_two(count: int) -> int:

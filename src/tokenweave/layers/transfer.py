@@ -9,7 +9,9 @@ import torch
 from tokenweave.layers.batch import Batch
 
 _ALIGNMENT = 16  # bytes
-_TENSORS = ("token_ids", "positions", "slot_mapping", "query_offsets", "context_lengths", "block_tables")
+_TENSORS = (
+    "token_ids", "positions", "slot_mapping", "query_offsets", "context_lengths", "block_tables", "prompt_lengths",
+)  # fmt: skip
 
 
 def sent(batches: Sequence[Batch], device: torch.device, memory: torch.Tensor | None = None) -> list[Batch]:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from tokenweave.layers.pieces import Piece
+from tokenweave.models.names import located
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -97,14 +98,14 @@ class Checkpoint:
 
 
 def load(pieces: Iterable[Piece], checkpoint: Checkpoint, *, rank: int = 0) -> None:
-    """Copy every piece from the checkpoint into its target, converting to the target's dtype.
+    """Copy every piece from the checkpoint into its target, converting to the target's dtype; fused tensors are cut.
 
     Each slice goes from the mapped file straight to its place, so nothing is held twice. Rank 0 shows a progress bar
     where stderr is a terminal, and judges left-over tensors: it alone has a piece of every tensor (the biases of
     row-parallel layers are its own).
     Raises ValueError that names every missing and every left-over tensor, or the first with another shape.
     """
-    wanted = list(pieces)
+    wanted = located(pieces, checkpoint.names)
     names, found_names = {piece.name for piece in wanted}, set(checkpoint.names)
     _check_names(names, found_names if rank == 0 else found_names & names, checkpoint.directory)
     for piece in wanted:

@@ -1,11 +1,15 @@
 """The one decoder: blocks flattened to a stage list."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from tokenweave.config import ModelConfig, Shard
+from tokenweave.config.families import FAMILIES
 from tokenweave.layers.attention import Attention
 from tokenweave.layers.embedding import VocabParallelEmbedding, VocabParallelHead
+from tokenweave.layers.experts import Experts
 from tokenweave.layers.mlp import MLP
 from tokenweave.layers.norm import RMSNorm
 from tokenweave.layers.pieces import Pieces
@@ -23,7 +27,8 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
         self.self_attn = Attention(config, shard, layer, rope, dtype=dtype, device=device)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=device)
-        self.mlp = MLP(config, shard, dtype=dtype, device=device)
+        kind = MLP if config.layer_experts(layer) is None else Experts
+        self.mlp = kind(config, shard, dtype=dtype, device=device)
 
 
 class Decoder(nn.Module):
@@ -62,7 +67,12 @@ class Decoder(nn.Module):
         return self.lm_head(rows)
 
     def pieces(self) -> Pieces:
-        """Every part of every checkpoint tensor that this rank holds."""
+        """Every part of every checkpoint tensor that this rank holds, by the family's names."""
+        family = FAMILIES.get(self.config.architecture)
+        for piece in self._pieces():
+            yield piece if family is None else replace(piece, name=family.tensor_name(piece.name))
+
+    def _pieces(self) -> Pieces:
         yield from self.embed_tokens.pieces("model.embed_tokens")
         for index, block in enumerate(self.blocks):
             prefix = f"model.layers.{index}"

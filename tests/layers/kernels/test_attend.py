@@ -4,12 +4,12 @@ import pytest
 import torch
 from kernel_cases import DTYPES, ROUNDING, edges_untouched, guarded
 
-from tokenweave.layers.kernels.attention import ROWS, attend_rows
+from tokenweave.layers.kernels.attention import ROWS, WHOLE_CONTEXT, attend_rows
 from tokenweave.layers.kernels.views import as_array, empty
 
 
 def run(dtype: torch.dtype, *, new: int, context: int, block_size: int, heads: int, kv_heads: int, size: int,
-        scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        scale: float = 1.0, window: int = WHOLE_CONTEXT) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(kernel's result, oracle in float64), no rotation: all positions are 0."""
     qkv = (torch.randn(new, (heads + 2 * kv_heads) * size) * scale).to(dtype)
     blocks = -(-context // block_size)
@@ -25,15 +25,16 @@ def run(dtype: torch.dtype, *, new: int, context: int, block_size: int, heads: i
     step = (torch.zeros(new, dtype=torch.int64), torch.tensor([0, new], dtype=torch.int32),
             torch.tensor([context], dtype=torch.int32), slots[context - new :], table.int().unsqueeze(0))  # fmt: skip
     attend_rows(qkv.data_ptr(), out.data_ptr(), new, heads, (empty(dtype), empty(dtype), 1e-5), rotation,
-                (as_array(keys), as_array(values)), tuple(tensor.contiguous().numpy() for tensor in step))  # fmt: skip
+                (as_array(keys), as_array(values)), tuple(tensor.contiguous().numpy() for tensor in step),
+                window)  # fmt: skip
     assert edges_untouched(whole)
     cached_keys, cached_values = keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots]
     assert torch.equal(cached_keys[context - new :].flatten(1), new_keys)
     assert torch.equal(cached_values[context - new :].flatten(1), new_values)
     exact = [side.double().repeat_interleave(heads // kv_heads, 1) for side in (cached_keys, cached_values)]
     scores = torch.einsum("thd,shd->hts", exact_queries, exact[0]) / size**0.5
-    later = torch.arange(context) > torch.arange(context - new, context).unsqueeze(1)
-    weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+    back = torch.arange(context - new, context).unsqueeze(1) - torch.arange(context)
+    weights = scores.masked_fill((back < 0) | (back >= window), float("-inf")).softmax(-1)
     return out, torch.einsum("hts,shd->thd", weights, exact[1]).flatten(1)
 
 
@@ -56,6 +57,14 @@ def test_contexts_over_many_blocks(context: int, new: int) -> None:
 def test_every_short_context(context: int) -> None:
     for new in range(1, context + 1):
         out, oracle = run(torch.float32, new=new, context=context, block_size=3, heads=2, kv_heads=2, size=4)
+        assert (out.double() - oracle).abs().max() < 2e-6 * oracle.abs().max()
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 13, 16, 33, 34, 577])
+def test_windows(window: int) -> None:
+    for new, context, block_size, heads in ((1, 33, 5, 3), (33, 33, 1, 2), (20, 97, 16, 3), (ROWS + 1, 50, 3, 1)):
+        out, oracle = run(torch.float32, new=new, context=context, block_size=block_size, heads=heads, kv_heads=1,
+                          size=8, window=window)  # fmt: skip
         assert (out.double() - oracle).abs().max() < 2e-6 * oracle.abs().max()
 
 

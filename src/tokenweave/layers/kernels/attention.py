@@ -6,6 +6,7 @@ Shapes: T tokens, Q query heads, K key/value heads, D head_dim, W = (Q + 2K) * D
     rotation: cos and sin, float32 [positions, D / 2]
     cache: keys and values of this layer, [blocks, block_size, K, D]
     step: positions [T], query_offsets [R + 1], context_lengths [R], slot_mapping [T], block_tables [R, blocks]
+window: how many tokens up to itself a token attends to; WHOLE_CONTEXT for all
 """
 # mypy: disallow-untyped-defs=False
 
@@ -25,6 +26,7 @@ from tokenweave.layers.kernels.simd import (
 )
 from tokenweave.layers.kernels.tiles import dot_tile_1, dot_tile_4, outer_tile_1, outer_tile_4
 
+WHOLE_CONTEXT = 1 << 62  # a window over everything
 ROWS = 16  # queries that share one pass over the keys: a block of keys read once serves four tiles
 
 
@@ -89,12 +91,14 @@ def whole_vectors(length):
 
 
 @part
-def weigh(scores, length, scale):
-    """The first `length` scores to exp(scale * (score - highest)), the rest to zero; returns their sum.
+def weigh(scores, begin, length, scale):
+    """Scores [begin, length) to exp(scale * (score - highest)), the rest to zero; returns their sum.
 
     scores: a whole number of vectors. Up to 15 left over, each on its own, would take as long as 240.
     """
     padded = whole_vectors(length)
+    for i in range(begin):
+        scores[i] = -np.inf
     for i in range(length, padded):
         scores[i] = -np.inf
     top = highest(scores.ctypes.data, padded)
@@ -152,10 +156,11 @@ def add_values(values, source, stride, length, weights, pitch, sums, count):
 
 
 @part
-def attend(queries, begin, new, heads, context, tables, request, cache, out):
+def attend(queries, begin, new, heads, context, tables, request, cache, window, out):
     """Causal attention of one request: its `new` tokens, rows queries[begin:], the last of its `context` tokens.
 
-    Written to the same rows of out, [T, Q * D]. Its blocks: tables[request].
+    A token attends to the last `window` tokens up to itself. Written to the same rows of out, [T, Q * D]. The request's
+    blocks: tables[request].
     """
     keys, values = cache
     _, block_size, kv_heads, size = keys.shape
@@ -174,18 +179,21 @@ def attend(queries, begin, new, heads, context, tables, request, cache, out):
                 query = queries.ctypes.data + (token * queries.shape[1] + head * size) * width
                 copy(row_at(picked, picked.ctypes.data + i * size * width, size), row_at(queries, query, size))
             visible = past + (first + count - 1) // group + 1
-            for start in range(0, visible, block_size):
+            # scores are held from the block on in which the first row's window begins
+            origin = max(past + first // group + 1 - window, 0) // block_size * block_size
+            for start in range(origin, visible, block_size):
                 offset = (tables[request, start // block_size] * block_size * stride + kv_head * size) * width
                 score_keys(keys, keys.ctypes.data + offset, stride, min(block_size, visible - start), picked, count,
-                           score + start * 4, pitch)  # fmt: skip
+                           score + (start - origin) * 4, pitch)  # fmt: skip
             for i in range(count):
                 length = past + (first + i) // group + 1
-                totals[i] = weigh(row_at(scores, score + i * pitch * 4, whole_vectors(visible)), length, scale)
+                row = row_at(scores, score + i * pitch * 4, whole_vectors(visible - origin))
+                totals[i] = weigh(row, max(length - window, origin) - origin, length - origin, scale)
             sums[:count] = 0.0
-            for start in range(0, visible, block_size):
+            for start in range(origin, visible, block_size):
                 offset = (tables[request, start // block_size] * block_size * stride + kv_head * size) * width
                 add_values(values, values.ctypes.data + offset, stride, min(block_size, visible - start),
-                           score + start * 4, pitch, sums, count)  # fmt: skip
+                           score + (start - origin) * 4, pitch, sums, count)  # fmt: skip
             for i in range(count):
                 token, head = begin + (first + i) // group, kv_head * group + (first + i) % group
                 target = out.ctypes.data + (token * out.shape[1] + head * size) * width
@@ -200,17 +208,17 @@ def divide(sums, weight, out):
 
 
 @part
-def attend_all(qkv, attended, norms, rotation, cache, step):
+def attend_all(qkv, attended, norms, rotation, cache, step, window):
     positions, offsets, contexts, slots, tables = step
     heads = attended.shape[1] // cache[0].shape[3]
     prepare(qkv, heads, norms, rotation, cache, positions, slots)
     for request in range(contexts.size):
         begin, end = offsets[request], offsets[request + 1]
-        attend(qkv, begin, end - begin, heads, contexts[request], tables, request, cache, attended)
+        attend(qkv, begin, end - begin, heads, contexts[request], tables, request, cache, window, attended)
 
 
 @kernel
-def attend_rows(qkv, attended, tokens, heads, norms, rotation, cache, step):
+def attend_rows(qkv, attended, tokens, heads, norms, rotation, cache, step, window):
     """From contiguous rows of projected heads, [T, W] at address qkv, to attended values, [T, Q * D] at `attended`.
 
     norms: the query and key norms and epsilon of `weights`.
@@ -224,15 +232,16 @@ def attend_rows(qkv, attended, tokens, heads, norms, rotation, cache, step):
         rotation,
         cache,
         step,
+        window,
     )
 
 
 @kernel
-def attention_rows(x, out, tokens, weights, rotation, cache, step):
+def attention_rows(x, out, tokens, weights, rotation, cache, step, window):
     """The whole stage between contiguous rows at the addresses x and out, which may be the same."""
     qkv_weight, qkv_bias, output, output_bias, query_norm, key_norm, epsilon = weights
     qkv = np.empty((tokens, qkv_weight.shape[0]), output.dtype)
     attended = np.empty((tokens, output.shape[1]), output.dtype)
     project(rows_at(output, x, tokens, output.shape[0]), qkv_weight, qkv_bias, qkv)
-    attend_all(qkv, attended, (query_norm, key_norm, epsilon), rotation, cache, step)
+    attend_all(qkv, attended, (query_norm, key_norm, epsilon), rotation, cache, step, window)
     project(attended, output, output_bias, rows_at(output, out, tokens, output.shape[0]))

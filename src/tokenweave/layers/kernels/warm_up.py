@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tokenweave.layers.kernels.attention import attend_rows, attention_rows
+from tokenweave.layers.kernels.attention import WHOLE_CONTEXT, attend_rows, attention_rows
 from tokenweave.layers.kernels.linear import project_rows
 from tokenweave.layers.kernels.lookup import look_up_rows
 from tokenweave.layers.kernels.mlp import gate_rows, mlp_rows
@@ -18,8 +18,8 @@ def warm_up(dtype: torch.dtype) -> None:
     rotation, cache = (table, table), (blocks, blocks)
     step = wide, narrow, narrow[:0], wide, narrow.reshape(1, 1)
     norms = vector, vector, 0.0
-    attention_rows(0, 0, 0, (matrix, vector, matrix, vector, *norms), rotation, cache, step)
-    attend_rows(0, 0, 0, 1, norms, rotation, cache, step)
+    attention_rows(0, 0, 0, (matrix, vector, matrix, vector, *norms), rotation, cache, step, WHOLE_CONTEXT)
+    attend_rows(0, 0, 0, 1, norms, rotation, cache, step, WHOLE_CONTEXT)
     mlp_rows(0, 0, 0, (matrix, vector, matrix, vector))
     gate_rows(0, 0, 0, 1, matrix)
     project_rows(0, 0, 0, matrix, vector)
