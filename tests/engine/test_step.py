@@ -13,7 +13,7 @@ def step(plan: StepPlan, *lengths: int) -> Step:
 
 
 @pytest.mark.parametrize("plan", [StepPlan("serial"), StepPlan("weave", 7), StepPlan("fused", 0, 4)])
-@pytest.mark.parametrize("lengths", [(0,) * 10, (1,) * 10, (3, 3, 3, 577, 2, 0, 0, 13, 13, 13), (0,) * 9 + (5,)])
+@pytest.mark.parametrize("lengths", [(0,) * 12, (1,) * 12, (3, 3, 3, 577, 2, 0, 0, 13, 13, 13, 1, 1), (0,) * 11 + (5,)])
 def test_arrives_as_sent(plan: StepPlan, lengths: tuple[int, ...]) -> None:
     sent = replace(step(plan, *lengths), best_only=plan.mode == "weave")
     got = Step.decode(sent.encode())
@@ -25,6 +25,6 @@ def test_arrives_as_sent(plan: StepPlan, lengths: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("change", [lambda m: m[:-4], lambda m: m + b"\0\0\0\0"])
 def test_a_message_of_the_wrong_length_is_refused(change: object) -> None:
-    message = step(StepPlan("fused"), *range(10)).encode()
+    message = step(StepPlan("fused"), *range(12)).encode()
     with pytest.raises(ValueError, match="words"):
         Step.decode(change(message))  # type: ignore[operator]

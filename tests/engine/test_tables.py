@@ -12,12 +12,34 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-def step(slots: np.ndarray, starts: np.ndarray, counts: np.ndarray, table: list[tuple[int, int, int]]) -> Step:
+def step(
+    slots: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    table: list[tuple[int, int, int]],
+    prompts: dict[int, int] | None = None,
+) -> Step:
     columns = np.array(table, dtype=np.int32).reshape(-1, 3).T
     total = int(counts.sum())
     return Step(
-        StepPlan("fused"), slots, starts, counts, np.arange(total, dtype=np.int32), ints(), ints(), ints(), *columns
-    )
+        StepPlan("fused"), slots, starts, counts, np.arange(total, dtype=np.int32), ints(), ints(), ints(), *columns,
+        ints(*(prompts or {})), ints(*(prompts or {}).values()),
+    )  # fmt: skip
+
+
+def test_prompt_lengths_stay_with_their_slots() -> None:
+    """Told once, when a request comes: slot 2 of three tokens, slot 0 of nine in two chunks, then slot 2 anew."""
+    cache = KVCache.zeros(1, 9, 16, 1, 1, torch.float32)
+    tables = BlockTables(slots=3, max_context=16, cache=cache, tells_prompts=True)
+    steps = [
+        (step(ints(2, 0), ints(0, 0), ints(3, 4), [(2, 0, 1), (0, 0, 2)], {2: 3, 0: 9}), [3, 9]),
+        (step(ints(2, 0), ints(3, 4), ints(1, 5), []), [3, 9]),
+        (step(ints(0, 2), ints(9, 0), ints(1, 7), [(2, 0, 3)], {2: 7}), [9, 7]),
+    ]
+    for one, expected in steps:
+        lengths = tables.batch(one).prompt_lengths
+        assert lengths is not None and lengths.tolist() == expected
+    assert BlockTables(slots=3, max_context=16, cache=cache).batch(steps[0][0]).prompt_lengths is None
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

@@ -234,6 +234,8 @@ class Scheduler:
             table_slots=table[0],
             table_indexes=table[1],
             table_blocks=table[2],
+            admitted=np.array(draft.admitted, dtype=np.int32),
+            prompt_lengths=slots.prompt_length[draft.admitted],
         )
         return Scheduled(step, scheduled[samples], scored_slots, draft.admitted, draft.reused, draft.preempted)
 

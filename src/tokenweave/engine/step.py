@@ -16,6 +16,7 @@ class Step:
     sampled [S]: rows of the T for which rank 0 wants the logits or, if best_only, just the most likely token.
     scored, targets [C]: rows, and the token after each, whose log-probability is wanted.
     table_slots, table_indexes, table_blocks [K]: entries of the block table that are new since the last step.
+    admitted, prompt_lengths [A]: slots that got their request in this step, and how long its prompt is.
     """
 
     plan: StepPlan
@@ -29,6 +30,8 @@ class Step:
     table_slots: np.ndarray
     table_indexes: np.ndarray
     table_blocks: np.ndarray
+    admitted: np.ndarray
+    prompt_lengths: np.ndarray
     best_only: bool = False
 
     def encode(self) -> bytes:

@@ -10,15 +10,20 @@ from tokenweave.layers.cache import KVCache
 
 class BlockTables:
     """Row i: the blocks of the request in slot i, in order. Steps carry only what changed, so a step of decodes costs
-    a few vector operations on any rank, however long the contexts."""
+    a few vector operations on any rank, however long the contexts.
 
-    def __init__(self, *, slots: int, max_context: int, cache: KVCache) -> None:
-        self.cache = cache
+    tells_prompts: batches have prompt_lengths.
+    """
+
+    def __init__(self, *, slots: int, max_context: int, cache: KVCache, tells_prompts: bool = False) -> None:
+        self.cache, self.tells_prompts = cache, tells_prompts
+        self._prompts = np.zeros(slots, dtype=np.int32)
         self._rows = np.zeros((slots, -(-max_context // cache.block_size)), dtype=np.int32)
 
     def batch(self, step: Step) -> Batch:
         """The step's batch, on the CPU, after taking over its new table entries."""
         self._rows[step.table_slots, step.table_indexes] = step.table_blocks
+        self._prompts[step.admitted] = step.prompt_lengths
         size = self.cache.block_size
         ends = np.cumsum(step.counts)
         offsets = np.concatenate(([0], ends)).astype(np.int32)
@@ -38,4 +43,5 @@ class BlockTables:
             slot_mapping=torch.from_numpy(slot_mapping),
             block_tables=torch.from_numpy(rows),
             cache=self.cache,
+            prompt_lengths=torch.from_numpy(self._prompts[step.slots]) if self.tells_prompts else None,
         )

@@ -63,7 +63,7 @@ def run(group: Group, caller: Caller, channel: StepChannel, directory: Path, con
     ):
         if on_gpu:
             run_once(executor, cache, config.mode)
-        runner = RankRunner(executor, collective, _make_tables(cache, config))
+        runner = RankRunner(executor, collective, _make_tables(model, cache, config))
         key = tune_key(group, collective, model, max_tokens=tokens)
         if group.rank == 0:
             planner = Planner.open(config.mode, model.config, key, hardware_here(group))
@@ -105,10 +105,11 @@ def _room(model: Decoder, config: EngineConfig) -> int:
     return default_memory(ranks)
 
 
-def _make_tables(cache: KVCache, config: EngineConfig) -> BlockTables:
+def _make_tables(model: Decoder, cache: KVCache, config: EngineConfig) -> BlockTables:
     assert config.max_model_len is not None
     slots = min(config.max_running_requests, config.max_tokens_per_step)
-    return BlockTables(slots=slots, max_context=config.max_model_len, cache=cache)
+    dynamic = model.config.rope.kind == "dynamic"
+    return BlockTables(slots=slots, max_context=config.max_model_len, cache=cache, tells_prompts=dynamic)
 
 
 def _make_core(model: Decoder, runner: "_Lead", cache: KVCache, config: EngineConfig, planner: Planner) -> EngineCore:
@@ -119,7 +120,8 @@ def _make_core(model: Decoder, runner: "_Lead", cache: KVCache, config: EngineCo
         max_tokens_per_step=config.max_tokens_per_step,
         max_running_requests=config.max_running_requests,
         max_context=config.max_model_len,
-        prefix_caching=config.enable_prefix_caching,
+        # with the dynamic rope a block's keys depend on the length of the prompt that it was made for
+        prefix_caching=config.enable_prefix_caching and model.config.rope.kind != "dynamic",
     )
     return EngineCore(scheduler, runner, planner.plan, eos_token_ids=model.config.eos_token_ids)
 
