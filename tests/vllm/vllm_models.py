@@ -13,6 +13,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Config", dict(head_dim=32, hidden_size=144)),
     "mixtral": ("MixtralConfig", dict(head_dim=32, hidden_size=160, num_local_experts=4, num_experts_per_tok=2)),
 }
+ARCHITECTURES = tuple(name.replace("Config", "ForCausalLM") for name, _ in FAMILIES.values())
 
 
 def write(family: str, directory: Path, **changes: Any) -> Path:
@@ -32,6 +33,8 @@ def write(family: str, directory: Path, **changes: Any) -> Path:
         for key, parameter in model.named_parameters():
             if "norm" in key:
                 parameter.uniform_(0.5, 1.5)
+            elif key == "lm_head.weight":
+                parameter.normal_(0, 0.05)  # logits of about 1, as a trained model's: float32 is as exact as it can be
             else:
                 parameter.normal_(0, 0.15)  # large enough that every part matters
     model.save_pretrained(directory / family)

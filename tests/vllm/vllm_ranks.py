@@ -11,12 +11,13 @@ import gc
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from vllm_models import VOCABULARY
+from vllm_models import ARCHITECTURES, VOCABULARY
 
 PROMPTS = (1, 5, 33, 64, 100, 150, 13)  # tokens; steps take 64, so that prompts are cut into chunks
 STEP_TOKENS = 64
@@ -25,32 +26,63 @@ STEP_TOKENS = 64
 def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         job = json.load(file)
-    from tokenweave.comm import launch
-
+    if len(sys.argv) > 2:
+        return rank_main(job, rank=int(sys.argv[2]), port=sys.argv[3])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    results = launch(all_cases, job["size"], args=(job, port), threads=1)
-    with open(job["out"], "w", encoding="utf-8") as file:
-        json.dump(results[0], file)
+    words = [sys.executable, __file__, sys.argv[1]]
+    ranks = [subprocess.Popen([*words, str(rank), str(port)]) for rank in range(job["size"])]
+    try:
+        while any(rank.poll() is None for rank in ranks):
+            if any(rank.poll() for rank in ranks):
+                break
+            time.sleep(0.1)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    sys.exit(max(abs(rank.wait()) for rank in ranks))
 
 
-def all_cases(group: Any, job: dict[str, Any], port: int) -> list[dict[str, Any]]:
+def rank_main(job: dict[str, Any], rank: int, port: str) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[group.rank % len(cores)]})
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
     os.environ.update(
-        RANK=str(group.rank), LOCAL_RANK=str(group.rank), WORLD_SIZE=str(group.size),
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), VLLM_HOST_IP="127.0.0.1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["size"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+        VLLM_HOST_IP="127.0.0.1", VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1",
     )  # fmt: skip
-    return [found for case in job["cases"] for found in run_case(group, job, case)]
+    _meet_at(f"tcp://127.0.0.1:{port}", rank)
+    _import_models()
+    found = [one for case in job["cases"] for one in run_case(job, case)]
+    if rank == 0:
+        with open(job["out"], "w", encoding="utf-8") as file:
+            json.dump(found, file)
 
 
-def run_case(group: Any, job: dict[str, Any], case: dict[str, Any]) -> list[dict[str, Any]]:
+def _meet_at(address: str, rank: int) -> None:
+    """vLLM names the ranks' shared memory after the address where they meet, which would be "env://" for every set of
+    ranks on this machine, and what a killed one has left stays."""
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    ExecutorWithExternalLauncher._distributed_args = lambda self: (address, rank, rank)
+
+
+def _import_models() -> None:
+    """vLLM looks at a class that is registered by its name in a process of its own, which imports vLLM once more."""
+    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    for architecture in ARCHITECTURES:
+        ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
+
+
+def run_case(job: dict[str, Any], case: dict[str, Any]) -> list[dict[str, Any]]:
     import torch
     from vllm import LLM
 
     began = time.monotonic()
     llm = LLM(
-        f"{job['models']}/{case['family']}", tensor_parallel_size=group.size, skip_tokenizer_init=True,
+        f"{job['models']}/{case['family']}", tensor_parallel_size=job["size"], skip_tokenizer_init=True,
         distributed_executor_backend="external_launcher", dtype=case.get("dtype", "float32"),
         enforce_eager=not case["compiled"], enable_prefix_caching=False, kv_cache_memory_bytes=32 << 20,
         max_model_len=256, max_num_batched_tokens=STEP_TOKENS, max_num_seqs=len(PROMPTS),

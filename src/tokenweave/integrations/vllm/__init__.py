@@ -6,6 +6,7 @@ imported here. A model that is then built in a worker is changed by `install`, o
 why. What it needs at every step is a `Runtime`.
 """
 
+from tokenweave.integrations.vllm.neighbours import let_vllm_look_at_llvmlite
 from tokenweave.integrations.vllm.settings import Settings, obstacle
 
 MODELS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MixtralForCausalLM")
@@ -26,6 +27,7 @@ def register() -> None:
         if parent_process() is None:  # the workers need not repeat it
             logger.info("TokenWeave is off: %s", reason)
         return
+    let_vllm_look_at_llvmlite()  # if this process has it loaded already
     from vllm.model_executor.models.registry import ModelRegistry
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 

@@ -72,14 +72,13 @@ def operation(group: Group, args: dict[str, Any], port: int) -> dict[int, dict[s
 
     from tokenweave.integrations.vllm.operation import all_reduce_add_rms_norm
     from tokenweave.integrations.vllm.runtime import FUSED, KEY, Runtime
-    from tokenweave.integrations.vllm.streams import stream_of
 
     _environment(group, port)
     os.environ["VLLM_DIST_IDENT"] = str(port)
     config, dtype = VllmConfig(), getattr(torch, args["dtype"])
     found: dict[int, dict[str, list[float]]] = {}
     collective = group.open_collective(args["hidden"], max(args["tokens"]), dtype)
-    runtime = Runtime(group, collective, lambda counts, contexts: FUSED, stream_of(group.device), weaves=False)
+    runtime = Runtime(group, collective, lambda counts, contexts: FUSED, weaves=False)
     config.compilation_config.static_forward_context[KEY] = runtime
     with set_current_vllm_config(config), set_forward_context(None, config), torch.no_grad():
         init_distributed_environment(group.size, group.rank, f"tcp://127.0.0.1:{port}", group.rank, "gloo")
@@ -114,6 +113,7 @@ def prefill(group: Group, args: dict[str, Any], port: int) -> dict[int, dict[str
 
     _environment(group, port)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    prepare(f"tcp://127.0.0.1:{port}", group.rank)
     most = max(args["tokens"])
     engines = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -135,6 +135,20 @@ def prefill(group: Group, args: dict[str, Any], port: int) -> dict[int, dict[str
                 if turn:  # the first warms up
                     found[tokens][name].append(seconds)
     return found
+
+
+def prepare(address: str, rank: int) -> None:
+    """Spare the ranks two things. vLLM names their shared memory after the address where they meet, which would be
+    "env://" for every set of ranks on this machine, and what a killed one has left stays. And it looks at a class that
+    is registered by its name in a process of its own, which imports vLLM once more."""
+    from vllm.model_executor.models.registry import ModelRegistry
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+    load_general_plugins()
+    llama = "LlamaForCausalLM"
+    ModelRegistry.register_model(llama, ModelRegistry.models[llama].load_model_cls())
+    ExecutorWithExternalLauncher._distributed_args = lambda self: (address, rank, rank)
 
 
 def write_shape(directory: Path, layers: int) -> None:

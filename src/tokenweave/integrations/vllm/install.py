@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from vllm import envs
 from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
@@ -12,11 +11,11 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.integrations.vllm.join import join
+from tokenweave.integrations.vllm.neighbours import let_vllm_look_at_llvmlite
 from tokenweave.integrations.vllm.operation import ReducingRMSNorm
 from tokenweave.integrations.vllm.planning import agree
 from tokenweave.integrations.vllm.runtime import KEY, Block, Runtime
 from tokenweave.integrations.vllm.settings import VARIABLE, Settings
-from tokenweave.integrations.vllm.streams import stream_of
 
 logger = init_logger("vllm.tokenweave")
 # These draft tokens without a model; others read hidden states that are no longer there, or share names with the model.
@@ -31,6 +30,7 @@ def install(model: Any, vllm_config: Any) -> Runtime | None:
     """
     settings = Settings.of_environment()
     ranks = get_tp_group()
+    let_vllm_look_at_llvmlite()
     try:
         for reason in obstacles(model, vllm_config, settings):
             raise ValueError(reason)
@@ -101,8 +101,7 @@ def _runtime(model: Any, vllm_config: Any, settings: Settings) -> tuple[Runtime,
     collective = joined.group.open_collective(hf_config.hidden_size, max_tokens, dtype, lanes=2)
     planning = agree(ranks, joined, collective, settings.mode, hf_config, dtype, max_tokens)
     against = _against_lanes(vllm_config)
-    stream = stream_of(torch.device(device))
-    runtime = Runtime(joined.group, collective, planning.plan, stream, weaves=against is None)
+    runtime = Runtime(joined.group, collective, planning.plan, weaves=against is None)
     lanes = f"no lanes, because {against}" if against else "lanes where the plan says so"
     return runtime, (
         f"{type(model).__name__} over {joined.how}, {ranks.world_size} ranks on {joined.hosts} "

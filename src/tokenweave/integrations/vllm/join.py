@@ -17,12 +17,13 @@ from vllm.distributed.parallel_state import GroupCoordinator
 
 from tokenweave.comm.control import ARENA_BYTES, Control
 from tokenweave.comm.environment import group_from_environment
-from tokenweave.comm.group import Group
+from tokenweave.comm.group import Group, Opener
 from tokenweave.comm.linux import memfd
 from tokenweave.comm.shared_memory import SharedMemory
 from tokenweave.comm.watch import watch
+from tokenweave.comm.world import World
 
-_HOST_BYTES = 64
+_WORD_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -41,28 +42,33 @@ def join(ranks: GroupCoordinator, device: str, timeout: float) -> Joined:
     """
     places = _gathered(ranks, _place())
     hosts = len({place.split(b"|")[0] for place in places})
-    if device == "cpu":
-        reason = "they are in different namespaces or on different hosts" if len(set(places)) > 1 else None
-        if reason is None:
-            control = _shared_control(ranks)
-            if control is not None:
-                opener = SharedMemory(control, ranks.rank_in_group, ranks.world_size)
-                group = Group(
-                    ranks.rank_in_group, ranks.world_size, device=device, collective="shared_memory", timeout=timeout,
-                    opener=opener,
-                )  # fmt: skip
-                return Joined(group, hosts, "shared_memory")
-            reason = "this system does not let them open each other's memory through /proc"
-        how = f"distributed (the ranks cannot share memory: {reason})"
-    else:
-        how = "collective"
-    if dist.get_world_size() != ranks.world_size or dist.get_rank() != ranks.rank_in_group:
+    control = _shared_control(ranks) if len(set(places)) == 1 else None
+    rank, size = ranks.rank_in_group, ranks.world_size
+    if device == "cpu" and control is not None:
+        opener: Opener = SharedMemory(control, rank, size)
+        group = Group(rank, size, device=device, collective="shared_memory", timeout=timeout, opener=opener)
+        return Joined(group, hosts, "shared_memory")
+    apart = (
+        "the ranks are in different namespaces or on different hosts"
+        if len(set(places)) > 1
+        else "this system does not let the ranks open each other's files in /proc"
+    )
+    if device == "cuda" and control is None:
+        raise ValueError(f"GPUs need memory that all ranks map: {apart}")
+    if dist.get_world_size() != size or dist.get_rank() != rank:
         raise ValueError(
-            f"{how} needs a tensor-parallel group that is the whole torch.distributed world: "
-            f"{ranks.world_size} ranks of {dist.get_world_size()}"
+            f"the tensor-parallel group must be the whole torch.distributed world: {size} ranks of "
+            f"{dist.get_world_size()}"
         )
-    group = group_from_environment(device=device, timeout=timeout)
-    return Joined(group, hosts, how if device == "cpu" else group.collective)
+    if device == "cpu":
+        return Joined(group_from_environment(device=device, timeout=timeout), hosts, f"distributed ({apart})")
+    from tokenweave.comm.symmetric import Symmetric
+
+    assert control is not None
+    place = torch.device("cuda", torch.cuda.current_device())
+    opener = Symmetric(control, World.of_environment(), place)
+    group = Group(rank, size, device=str(place), collective="symmetric", timeout=timeout, opener=opener)
+    return Joined(group, hosts, "symmetric")
 
 
 def _place() -> bytes:
@@ -77,11 +83,11 @@ def _shared_control(ranks: GroupCoordinator) -> Control | None:
     """The control page in a memory file of rank 0's; None, on all ranks, if one of them could not open it."""
     first = ranks.rank_in_group == 0
     fd = memfd("tokenweave", ARENA_BYTES) if first else -1
-    pids = [int(pid) for pid in _gathered(ranks, f"{os.getpid()}|{fd}".encode().split(b"|")[0])]
-    theirs = int(_gathered(ranks, str(fd).encode())[0])
+    said = [tuple(map(int, word.split())) for word in _gathered(ranks, f"{os.getpid()} {fd}".encode())]
+    pids, (first_pid, its_fd) = [pid for pid, _ in said], said[0]
     if not first:
         with suppress(OSError):
-            fd = os.open(f"/proc/{pids[0]}/fd/{theirs}", os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(f"/proc/{first_pid}/fd/{its_fd}", os.O_RDWR | os.O_CLOEXEC)
     if b"no" in _gathered(ranks, b"yes" if fd >= 0 else b"no"):
         if fd >= 0:
             os.close(fd)
@@ -93,8 +99,8 @@ def _shared_control(ranks: GroupCoordinator) -> Control | None:
 
 def _gathered(ranks: GroupCoordinator, word: bytes) -> list[bytes]:
     """Every rank's word, over vLLM's own group of the ranks' processes: bytes, not objects that would be unpickled."""
-    assert len(word) <= 2 * _HOST_BYTES
-    mine = torch.from_numpy(np.frombuffer(word.ljust(2 * _HOST_BYTES, b"\0"), dtype=np.uint8).copy())
+    assert len(word) <= _WORD_BYTES
+    mine = torch.from_numpy(np.frombuffer(word.ljust(_WORD_BYTES, b"\0"), dtype=np.uint8).copy())
     theirs = [torch.empty_like(mine) for _ in range(ranks.world_size)]
     dist.all_gather(theirs, mine, group=ranks.cpu_group)
     return [tensor.numpy().tobytes().rstrip(b"\0") for tensor in theirs]

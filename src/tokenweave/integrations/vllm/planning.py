@@ -19,9 +19,9 @@ from vllm.distributed.parallel_state import GroupCoordinator
 from tokenweave.comm.collective import Collective
 from tokenweave.config import ModelConfig
 from tokenweave.config.foreign import model_config
-from tokenweave.execute.machine import device_name, link_fingerprint
+from tokenweave.execute.machine import device_name, gpu_processors, hardware_here, link_fingerprint
 from tokenweave.integrations.vllm.join import Joined, broadcast
-from tokenweave.plan.hardware import Hardware, cpu, hardware
+from tokenweave.plan.hardware import Hardware, cpu
 from tokenweave.plan.planner import Planner, plan_step
 from tokenweave.plan.step import StepPlan
 from tokenweave.plan.table import TunedTable, TuneKey, cache_directory, find, model_dimensions
@@ -63,9 +63,9 @@ def _key(joined: Joined, config: ModelConfig, dtype: torch.dtype, latency: float
     device = joined.group.device
     on_gpu = device.type == "cuda"
     return TuneKey(
-        device=torch.cuda.get_device_name() if on_gpu else device_name(),
+        device=torch.cuda.get_device_name(device) if on_gpu else device_name(),
         # A worker may be bound to some cores, which its parent is not, nor are the ranks of `tokenweave tune`.
-        processors=_multiprocessors() if on_gpu else len(os.sched_getaffinity(os.getppid())),
+        processors=gpu_processors(device) if on_gpu else len(os.sched_getaffinity(os.getppid())),
         threads=0 if on_gpu else torch.get_num_threads(),
         hosts=joined.hosts,
         model=model_dimensions(config),
@@ -80,9 +80,5 @@ def _key(joined: Joined, config: ModelConfig, dtype: torch.dtype, latency: float
 
 def _hardware(joined: Joined, key: TuneKey) -> Hardware:
     if joined.group.device.type == "cuda":
-        return hardware(key.device)
+        return hardware_here(joined.group)
     return cpu(key.threads, shared_memory=joined.group.collective == "shared_memory")
-
-
-def _multiprocessors() -> int:
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count

@@ -16,9 +16,10 @@ from vllm.logger import init_logger
 
 from tokenweave.comm.collective import Collective
 from tokenweave.comm.group import Group
+from tokenweave.execute.gpu_stream import CommunicationStream, PendingOnStream
 from tokenweave.execute.modes import REDUCTIONS, SHARDED
+from tokenweave.execute.streams import CommunicationThread, Pending
 from tokenweave.integrations.vllm.planning import Plan
-from tokenweave.integrations.vllm.streams import Stream
 from tokenweave.plan.step import StepPlan
 
 if TYPE_CHECKING:
@@ -64,13 +65,13 @@ class Counts:
 
 
 class Runtime:
-    """planned: gives the plan of a step, the same on every rank. stream: where lanes communicate. weaves: whether steps
-    may have lanes. blocks, first_norm: the model's."""
+    """planned: gives the plan of a step, the same on every rank. weaves: whether steps may have lanes. blocks,
+    first_norm: the model's."""
 
-    def __init__(self, group: Group, collective: Collective, planned: Plan, stream: Stream, *, weaves: bool) -> None:
-        self.group, self.collective, self.planned, self.stream = group, collective, planned, stream
-        self.weaves = weaves
+    def __init__(self, group: Group, collective: Collective, planned: Plan, *, weaves: bool) -> None:
+        self.group, self.collective, self.planned, self.weaves = group, collective, planned, weaves
         self.counts = Counts()
+        self._stream: CommunicationThread | CommunicationStream | None = None  # made by the first woven step
         self.plan = FUSED
         self.first_norm: torch.nn.Module | None = None
         self.blocks: list[Block] = []
@@ -95,12 +96,26 @@ class Runtime:
         self.counts.fused += mode == "fused"
         return REDUCTIONS[mode](self.collective, rows, self.plan)(partial, norm)  # type: ignore[arg-type]
 
+    def reduce_in_lane(
+        self, partial: torch.Tensor, residual: torch.Tensor, norm: Norm, *, lane: int
+    ) -> Pending | PendingOnStream:
+        """Start the fused operation of a lane, beside what computes. residual: this rank's rows of it."""
+        if self._stream is None:
+            device = self.group.device
+            self._stream = CommunicationStream(device) if device.type == "cuda" else CommunicationThread()
+        self.counts.fused += 1
+        operation = self.collective.all_reduce_add_rms_norm
+        return self._stream.submit(
+            operation, partial, residual, norm.weight, norm.eps, lane=lane, budget=self.plan.budget
+        )
+
     def own(self, rows: torch.Tensor) -> torch.Tensor:
         """This rank's rows."""
         return rows[self.group.rows(rows.shape[0])]
 
     def close(self) -> None:
-        self.stream.close()
+        if self._stream is not None:
+            self._stream.close()
         self.group.close()
 
     def _report(self) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from vllm.forward_context import ForwardContext, get_forward_context, override_forward_context
 
+from tokenweave.execute.gpu_stream import PendingOnStream
+from tokenweave.execute.streams import Pending
 from tokenweave.integrations.vllm.lanes import Step
-from tokenweave.integrations.vllm.runtime import Runtime
-from tokenweave.integrations.vllm.streams import Pending
+from tokenweave.integrations.vllm.runtime import Norm, Runtime
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Lane:
     context: ForwardContext
     positions: torch.Tensor
     residual: torch.Tensor
-    rows: torch.Tensor | Pending  # normed, or about to be
+    rows: torch.Tensor | Pending | PendingOnStream  # normed, or about to be
 
     def normed(self) -> torch.Tensor:
         return self.rows if isinstance(self.rows, torch.Tensor) else self.rows.wait()
@@ -71,9 +72,5 @@ def _context(whole: ForwardContext, metadata: Any, rows: slice) -> ForwardContex
     return context
 
 
-def _reduced(runtime: Runtime, lane: Lane, partial: torch.Tensor, norm: Any) -> Pending:
-    runtime.counts.fused += 1
-    return runtime.stream.submit(
-        runtime.collective.all_reduce_add_rms_norm, partial, lane.residual, norm.weight, norm.variance_epsilon,
-        lane=lane.index, budget=runtime.plan.budget,
-    )  # fmt: skip
+def _reduced(runtime: Runtime, lane: Lane, partial: torch.Tensor, norm: Any) -> Pending | PendingOnStream:
+    return runtime.reduce_in_lane(partial, lane.residual, Norm(norm.weight, norm.variance_epsilon), lane=lane.index)
