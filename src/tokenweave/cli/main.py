@@ -15,6 +15,7 @@ COMMANDS = {
     "tune": ("tokenweave.cli.tune", "measure this machine for a model; every step is then planned from that"),
     "trace": ("tokenweave.cli.trace", "record steps: a Chrome trace and a picture of lanes over time"),
     "train": ("tokenweave.cli.train", "train a model on text files, from scratch or further"),
+    "convert": ("tokenweave.cli.convert", "write a model as a directory that transformers loads"),
     "doctor": ("tokenweave.cli.doctor", "which collective this machine gets, and why not a better one"),
     "bench comm": ("tokenweave.bench.comm", "the collectives: serial, reordered and fused side by side"),
     "bench throughput": ("tokenweave.bench.throughput", "tokens per second of many requests, modes side by side"),

@@ -26,6 +26,7 @@ class Family:
     windows, experts: from the fields of a config.json, per layer.
     names: (part of a tensor's name as Llama and Qwen say it, what the family's checkpoints say there); applied in
     turn. Fused attention (qkv_proj) and MLP (gate_up_proj) tensors need no entry.
+    fused: the family's own checkpoints have such, which matters where one is written.
     defaults: of fields that a config.json may leave out.
     """
 
@@ -38,6 +39,7 @@ class Family:
     windows: Callable[[Fields], Windows] = no_windows
     experts: Callable[[Fields], ExpertsConfig | None] = no_experts
     names: tuple[tuple[str, str], ...] = ()
+    fused: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def tensor_name(self, name: str) -> str:

@@ -105,6 +105,19 @@ def load(pieces: Iterable[Piece], checkpoint: Checkpoint, *, rank: int = 0) -> N
     row-parallel layers are its own).
     Raises ValueError that names every missing and every left-over tensor, or the first with another shape.
     """
+    wanted = checked(pieces, checkpoint, rank=rank)
+    order = {name: i for i, name in enumerate(checkpoint.names)}
+    wanted.sort(key=lambda piece: order[piece.name])
+    sizes = [_nbytes(piece, checkpoint) for piece in wanted]
+    hidden = not (rank == 0 and sys.stderr.isatty())
+    with tqdm(total=sum(sizes), desc="loading", unit="B", unit_scale=True, disable=hidden, leave=False) as bar:
+        for piece, size in zip(wanted, sizes, strict=True):
+            piece.target.copy_(checkpoint.read(piece.name, piece.dim, piece.part))
+            bar.update(size)
+
+
+def checked(pieces: Iterable[Piece], checkpoint: Checkpoint, *, rank: int = 0) -> list[Piece]:
+    """The pieces as parts of the tensors that are there, in the same order. Raises ValueError as `load` does."""
     wanted = located(pieces, checkpoint.names)
     names, found_names = {piece.name for piece in wanted}, set(checkpoint.names)
     _check_names(names, found_names if rank == 0 else found_names & names, checkpoint.directory)
@@ -115,14 +128,7 @@ def load(pieces: Iterable[Piece], checkpoint: Checkpoint, *, rank: int = 0) -> N
                 f"{checkpoint.directory}: {piece.name} has shape {list(found)}, "
                 f"but config.json asks for {list(piece.shape)}"
             )
-    order = {name: i for i, name in enumerate(checkpoint.names)}
-    wanted.sort(key=lambda piece: order[piece.name])
-    sizes = [_nbytes(piece, checkpoint) for piece in wanted]
-    hidden = not (rank == 0 and sys.stderr.isatty())
-    with tqdm(total=sum(sizes), desc="loading", unit="B", unit_scale=True, disable=hidden, leave=False) as bar:
-        for piece, size in zip(wanted, sizes, strict=True):
-            piece.target.copy_(checkpoint.read(piece.name, piece.dim, piece.part))
-            bar.update(size)
+    return wanted
 
 
 def _nbytes(piece: Piece, checkpoint: Checkpoint) -> int:
