@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from tokenweave.comm.streams import LOOPBACK, StreamError, Streams, connect, own_address
+from tokenweave.comm.streams import LOOPBACK, StreamError, Streams, connect, own_address, own_interface
 
 Run = Callable[[int, list[Streams]], object]
 
@@ -129,3 +129,6 @@ def test_where_a_rank_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     assert own_address() == LOOPBACK
+    assert own_interface() == "lo"
+    monkeypatch.setattr("tokenweave.comm.streams.own_address", lambda: (socket.AF_INET, "192.0.2.1"))  # of no interface
+    assert own_interface() is None

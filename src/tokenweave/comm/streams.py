@@ -157,7 +157,10 @@ def own_address() -> Address:
     """Where the other ranks reach this one: on the interface that GLOO_SOCKET_IFNAME names, else on the one that leads
     to MASTER_ADDR, else at what this host's own name means."""
     if name := os.environ.get("GLOO_SOCKET_IFNAME"):
-        return socket.AF_INET, _interface_address(name.split(",")[0])
+        try:
+            return socket.AF_INET, _interface_address(name.split(",")[0])
+        except OSError as error:
+            raise ValueError(f"GLOO_SOCKET_IFNAME is {name!r}, which has no address here: {error.strerror}") from None
     target = os.environ.get("MASTER_ADDR") or socket.gethostname()
     family, _, _, _, address = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -165,13 +168,21 @@ def own_address() -> Address:
         return family, probe.getsockname()[0]
 
 
+def own_interface() -> str | None:
+    """Name of the network interface that has `own_address()`; None if none has, or not as its first address."""
+    _, host = own_address()
+    for _, name in socket.if_nameindex():
+        with suppress(OSError):
+            if _interface_address(name) == host:
+                return name
+    return None
+
+
 def _interface_address(name: str) -> str:
+    """Its first IPv4 address. Raises OSError if it has none."""
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            return socket.inet_ntoa(fcntl.ioctl(probe, 0x8915, request)[20:24])  # SIOCGIFADDR
-        except OSError as error:
-            raise ValueError(f"GLOO_SOCKET_IFNAME is {name!r}, which has no address here: {error.strerror}") from None
+        return socket.inet_ntoa(fcntl.ioctl(probe, 0x8915, request)[20:24])  # SIOCGIFADDR
 
 
 def _call(peer: int, address: tuple[str, int], hello: bytes, deadline: float) -> socket.socket:

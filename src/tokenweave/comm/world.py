@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from tokenweave.comm.collective import CommunicationError
-from tokenweave.comm.streams import LOOPBACK, Address, StreamError, Streams, connect
+from tokenweave.comm.streams import LOOPBACK, Address, StreamError, Streams, connect, own_interface
 
 _FAILURE = "tokenweave/failure"
 _OPENING_SECONDS = 120.0  # what opening may take beyond the deadline, as ranks may be compiling the kernels
@@ -47,7 +47,14 @@ class World:
         if missing:
             raise ValueError(f"no torch.distributed world to join: {', '.join(missing)} not set; start with torchrun")
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        return World(rank, size, lambda timeout: dist.init_process_group("gloo", timeout=timeout))
+
+        def join(timeout: timedelta) -> None:
+            # gloo would take the address of the host's own name, which on some is one that no other host can reach
+            if name := own_interface():
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            dist.init_process_group("gloo", timeout=timeout)
+
+        return World(rank, size, join)
 
     @property
     def group(self) -> dist.ProcessGroup:
