@@ -4,12 +4,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from known_models import LLAMA_70B, QWEN_72B, SMOLLM
+from known_models import LLAMA_70B, MIXTRAL_8X22B, QWEN_72B, SMOLLM
 
 from tokenweave.plan.analytical import AnalyticalCosts, Matmul
+from tokenweave.plan.choose import choose
 from tokenweave.plan.costs import STAGES
 from tokenweave.plan.hardware import Tile, hardware
-from tokenweave.plan.published import LLAMA, QWEN, figures
+from tokenweave.plan.published import LLAMA, MIXTRAL, QWEN, figures
 from tokenweave.plan.shape import Load, StepShape
 from tokenweave.plan.simulate import simulate
 from tokenweave.plan.step import StepPlan
@@ -121,3 +122,70 @@ def test_attention_is_bound_by_arithmetic_in_prefill_and_by_memory_in_decode():
     read = 2 * 128 * 64 * 4096 * 2
     assert costs.parts("attention", decode).attention == pytest.approx(read / (0.87 * 3.35e12), rel=0.2)
     assert math.isclose(costs.parts("attention", decode).total, costs.compute("attention", decode))
+
+
+@given(st.integers(0, 3000), st.integers(2, 128), st.data())
+def test_experts_that_tokens_need(tokens, experts, data):
+    """The expected number of distinct ones if every token's are drawn evenly, with room for all rows."""
+    per_token = data.draw(st.integers(1, experts))
+    used, rows = Matmul("m", 1, 1, experts, per_token).groups(tokens)
+    expected = experts - experts * math.prod([1 - per_token / experts] * tokens)
+    assert used in range(1, experts + 1) and used - 1 - 1e-9 < expected < used + 1e-6
+    assert used * rows >= tokens * per_token > used * (rows - 1) or not tokens
+
+
+def test_a_mixture_of_experts_reads_nearly_all_weights_for_few_tokens():
+    """8 tokens with 2 of 8 experts each need 7.2 of them, 512 all, so that half a step costs nearly a whole one."""
+    costs = AnalyticalCosts(MIXTRAL_8X22B, H100, 8)
+    weights = 3 * 6144 * 2048 * 2 / (H100.memory_bandwidth * H100.memory_efficiency)
+    few, half, whole = (costs.compute("mlp", Load(n)) for n in (8, 512, 1024))
+    assert 7.2 * weights < few < 10 * weights  # with launches and the few rows themselves
+    assert half > 0.7 * whole
+    choice = choose(costs, StepShape.prefill(1024))
+    assert choice.plan.mode == "fused" and "each lane reads the weights again" in choice.reason
+    assert choose(costs, StepShape.prefill(4096)).plan.mode == "weave"
+
+
+def test_published_latencies_of_mixtral():
+    """Serial, from 8K tokens on, where the published system is not bound by its experts' small matmuls."""
+    for tokens, latency in figures()[MIXTRAL.name, 8, "serial_multimem"].items():
+        if 8192 <= tokens <= 16384:
+            costs = AnalyticalCosts(MIXTRAL_8X22B, H100, 8)
+            predicted = simulate(costs, StepShape.prefill(tokens), StepPlan("serial")).seconds
+            assert predicted == pytest.approx(latency, rel=0.1)
+
+
+def test_layers_of_a_kind_count_by_their_share():
+    """Experts in one layer of four: the mean of three dense layers and that one."""
+    experts = replace(MIXTRAL_8X22B.experts, layers=(False, False, True, False) * 14)
+    mixed, dense, sparse = (
+        AnalyticalCosts(replace(MIXTRAL_8X22B, experts=found), H100, 8).compute("mlp", Load(300))
+        for found in (experts, None, MIXTRAL_8X22B.experts)
+    )
+    assert mixed == pytest.approx(0.75 * dense + 0.25 * sparse)
+
+
+@pytest.mark.parametrize("tokens", [33, 1024, 32768])
+def test_sliding_windows_bound_attention(tokens):
+    """Every token attends to so many keys at most, and all of them where the prompt is shorter."""
+    width = 1024
+    windowed = AnalyticalCosts(replace(LLAMA_70B, windows=(width,) * 80), H100, 8)
+    alternating = AnalyticalCosts(replace(LLAMA_70B, windows=(width, None) * 40), H100, 8)
+    everywhere = AnalyticalCosts(LLAMA_70B, H100, 8)
+    load = StepShape.prefill(tokens).load()
+    own, mixed, full = (costs.parts("attention", load).attention for costs in (windowed, alternating, everywhere))
+    assert mixed == pytest.approx((own + full) / 2)
+    if tokens <= width:
+        assert own == full
+    else:
+        attended = sum(min(i + 1, width) for i in range(tokens))
+        assert (own - H100.launch_seconds) / (full - H100.launch_seconds) == pytest.approx(
+            attended / load.pairs, rel=0.02
+        )
+
+
+def test_an_mlp_without_a_gate_has_two_matrices():
+    plain = AnalyticalCosts(replace(LLAMA_70B, gated_mlp=False), H100, 8)
+    gated = AnalyticalCosts(LLAMA_70B, H100, 8)
+    assert [m.columns for m in plain.matmuls["mlp"]] == [28672 // 8, 8192]
+    assert plain.compute("mlp", Load(8192)) == pytest.approx(2 / 3 * gated.compute("mlp", Load(8192)), rel=0.06)

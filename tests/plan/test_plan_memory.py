@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from known_models import LLAMA_70B, SMOLLM
+from known_models import LLAMA_70B, MIXTRAL_8X22B, SMOLLM
 
 from tokenweave.config import shard
+from tokenweave.config.model import ExpertsConfig
 from tokenweave.models.decoder import Decoder
 from tokenweave.plan.memory import inference_memory, kv_bytes_per_token, rank_parameters, training_memory
 
@@ -12,13 +13,15 @@ SMALL = replace(
     SMOLLM, vocab_size=101, hidden_size=36, intermediate_size=77, num_hidden_layers=3, num_attention_heads=6,
     num_key_value_heads=2, head_dim=8,
 )  # fmt: skip
+EXPERTS = ExpertsConfig(count=5, per_token=2, intermediate_size=31, normalised=True, layers=())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize(
     "changes",
     [{}, {"tie_word_embeddings": False}, {"qkv_bias": True}, {"output_bias": True, "mlp_bias": True},
-     {"qk_norm": True}],
+     {"qk_norm": True}, {"gated_mlp": False, "mlp_bias": True, "activation": "relu2"},
+     {"experts": replace(EXPERTS, layers=(True,) * 3)}, {"experts": replace(EXPERTS, layers=(False, True, False))}],
 )  # fmt: skip
 def test_parameters_are_those_of_the_model(size, changes):
     config = replace(SMALL, **changes)
@@ -31,6 +34,13 @@ def test_parameters_are_those_of_the_model(size, changes):
 
 def test_llama_70b_has_its_70_billion():
     assert rank_parameters(LLAMA_70B, shard(LLAMA_70B, 1, 0)) == 70_553_706_496
+
+
+def test_mixtral_8x22b_has_its_141_billion():
+    """And of its activations most are rows on their way to two experts each."""
+    assert rank_parameters(MIXTRAL_8X22B, shard(MIXTRAL_8X22B, 1, 0)) == 140_630_071_296
+    found = inference_memory(MIXTRAL_8X22B, 8, element=2, step_tokens=1000, kv_tokens=0)
+    assert found.activations == 1000 * 2 * (2 * (4 * 2048 + 2 * 6144) + 6144 // 8)
 
 
 def test_training_takes_16_bytes_a_parameter_and_20_with_float32_gradients():

@@ -13,11 +13,21 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Matmul:
-    """[tokens, inner] x [inner, columns] on one rank."""
+    """[tokens, inner] x [inner, columns] on one rank; or one of `experts` such, of which each token has `per_token`."""
 
     name: str
     inner: int
     columns: int
+    experts: int = 1
+    per_token: int = 1
+
+    def groups(self, tokens: int) -> tuple[int, int]:
+        """How many of the experts' matrices that many tokens need, routed evenly, and the rows of each."""
+        if self.experts == 1:
+            return 1, tokens
+        expected = self.experts * (1 - (1 - self.per_token / self.experts) ** tokens)
+        used = max(1, ceil(expected - 1e-9))
+        return used, ceil(tokens * self.per_token / used)
 
 
 @dataclass(frozen=True)
@@ -78,22 +88,44 @@ class AnalyticalCosts:
 
     @cached_property
     def matmuls(self) -> dict[str, tuple[Matmul, ...]]:
-        """The matmuls of a layer's stages, of the heaviest rank."""
+        """The matmuls of a layer's stages, of the heaviest rank; "mlp" is of the kind that most layers have."""
         config = self.config
         heads = max(part.num_query_heads for part in self.shards) * config.head_dim
         kv = max(part.num_kv_heads for part in self.shards) * config.head_dim
-        columns = max(part.mlp_columns.stop - part.mlp_columns.start for part in self.shards)
         hidden = config.hidden_size
         return {
             "attention": (Matmul("qkv", hidden, heads + 2 * kv), Matmul("output", heads, hidden)),
-            "mlp": (Matmul("gate_up", hidden, 2 * columns), Matmul("down", columns, hidden)),
+            "mlp": max(self._mlps, key=lambda kind: kind[0])[1],
         }
+
+    @cached_property
+    def _mlps(self) -> tuple[tuple[float, tuple[Matmul, ...]], ...]:
+        """The share of layers that have an MLP, and that have experts, with the matmuls of either."""
+        config, experts = self.config, self.config.experts
+        hidden, wide = config.hidden_size, 2 if config.gated_mlp else 1
+        sparse = sum(experts.layers) / config.num_hidden_layers if experts else 0.0
+        columns = max(part.mlp_columns.stop - part.mlp_columns.start for part in self.shards)
+        kinds: list[tuple[float, tuple[Matmul, ...]]]
+        kinds = [(1 - sparse, (Matmul("gate_up", hidden, wide * columns), Matmul("down", columns, hidden)))]
+        if experts:
+            columns = max(part.expert_columns.stop - part.expert_columns.start for part in self.shards)
+            count, per_token = experts.count, experts.per_token
+            up = Matmul("gate_up", hidden, wide * columns, count, per_token)
+            down = Matmul("down", columns, hidden, count, per_token)
+            kinds.append((sparse, (Matmul("router", hidden, count), up, down)))
+        return tuple(kind for kind in kinds if kind[0])
+
+    @cached_property
+    def _windows(self) -> tuple[tuple[float, int | None], ...]:
+        """The share of layers that attend to so many keys at most."""
+        windows = [self.config.window(layer) for layer in range(self.layers)]
+        return tuple((windows.count(window) / self.layers, window) for window in set(windows))
 
     def waves(self, matmul: Matmul, tokens: int, taken: int = 0) -> Waves:
         """Tiles and waves on the processors that are left. The tile is the one that is fastest on all of them: a
         library does not know that a collective took some.
         """
-        key = matmul.columns, tokens
+        key = matmul.columns, *matmul.groups(tokens)
         if key not in self._tiles:
             self._tiles[key] = self._fastest_tile(*key)
         tile, tiles = self._tiles[key]
@@ -101,23 +133,45 @@ class AnalyticalCosts:
 
     def parts(self, stage: str, load: Load, taken: int = 0) -> Parts:
         """One stage's seconds, taken apart."""
-        tokens, hardware = load.tokens, self.hardware
+        tokens = load.tokens
         if not tokens:
             return Parts()
         if stage == "embed":
             return Parts(elementwise=self._moved(2 * tokens * self.config.hidden_size))
-        products = sum(self._matmul(matmul, tokens, taken) for matmul in self.matmuls[stage])
         if stage == "mlp":
-            columns = self.matmuls["mlp"][1].inner
-            return Parts(matmul=products, elementwise=self._moved(3 * tokens * columns))
+            kinds = [(share, self._mlp(matmuls, tokens, taken)) for share, matmuls in self._mlps]
+            return Parts(
+                matmul=sum(share * part.matmul for share, part in kinds),
+                elementwise=sum(share * part.elementwise for share, part in kinds),
+            )
+        qkv, output = self.matmuls["attention"]
+        attention = sum(share * self._attention(load, window, taken) for share, window in self._windows)
+        return Parts(
+            matmul=self._matmul(qkv, tokens, taken) + self._matmul(output, tokens, taken),
+            attention=attention,
+            elementwise=self._moved(2 * tokens * qkv.columns),
+        )
+
+    def _mlp(self, matmuls: tuple[Matmul, ...], tokens: int, taken: int) -> Parts:
+        down = matmuls[-1]
+        moved = 3 * tokens * down.per_token * down.inner
+        if down.experts > 1:  # rows are gathered for their experts, and their results weighted and added
+            moved += 4 * tokens * down.per_token * self.config.hidden_size
+        return Parts(matmul=sum(self._matmul(m, tokens, taken) for m in matmuls), elementwise=self._moved(moved))
+
+    def _attention(self, load: Load, window: int | None, taken: int) -> float:
+        """Seconds besides the projections. window: the keys that a token attends to at most."""
+        hardware = self.hardware
         qkv, output = self.matmuls["attention"]
         kv = (qkv.columns - output.inner) // 2
+        pairs, keys = load.pairs, load.keys
+        if window is not None:
+            pairs = min(pairs, load.tokens * window)
+            keys = min(keys, load.tokens + (load.rows + 1) * window)  # of all requests, one of which may go on
         left = hardware.processors / (hardware.processors - taken)
-        rate = self._peak() * hardware.attention_efficiency
-        arithmetic = 4 * output.inner * load.pairs / rate * left
-        memory = (2 * kv * load.keys + 2 * output.inner * tokens) * self.bytes / self._memory_rate()
-        attention = max(arithmetic, memory) + hardware.launch_seconds
-        return Parts(matmul=products, attention=attention, elementwise=self._moved(2 * tokens * qkv.columns))
+        arithmetic = 4 * output.inner * pairs / (self._peak() * hardware.attention_efficiency) * left
+        memory = (2 * kv * keys + 2 * output.inner * load.tokens) * self.bytes / self._memory_rate()
+        return max(arithmetic, memory) + hardware.launch_seconds
 
     def compute(self, stage: str, load: Load, taken: int = 0) -> float:
         return self.parts(stage, load, taken).total
@@ -166,13 +220,13 @@ class AnalyticalCosts:
         return hardware.link_latency + passes * tokens * self.config.hidden_size * self.bytes / rate
 
     @cached_property
-    def _tiles(self) -> dict[tuple[int, int], tuple[Tile, int]]:
-        """Tile and number of tiles by columns and tokens: found once, a planner asks for them at every step."""
+    def _tiles(self) -> dict[tuple[int, int, int], tuple[Tile, int]]:
+        """Tile and number of tiles by columns, matrices and rows of each: a planner asks for them at every step."""
         return {}
 
-    def _fastest_tile(self, columns: int, tokens: int) -> tuple[Tile, int]:
+    def _fastest_tile(self, columns: int, groups: int, rows: int) -> tuple[Tile, int]:
         def tiles(tile: Tile) -> int:
-            return ceil(tokens / tile.rows) * ceil(columns / tile.columns)
+            return groups * ceil(rows / tile.rows) * ceil(columns / tile.columns)
 
         def work(tile: Tile) -> float:
             return ceil(tiles(tile) / self.hardware.processors) * tile.rows * tile.columns / tile.share
@@ -186,7 +240,8 @@ class AnalyticalCosts:
         rate = self._peak() * self.hardware.matmul_efficiency * chosen.tile.share
         area = chosen.tile.rows * chosen.tile.columns
         flops = 2 * area * matmul.inner * chosen.waves * self.hardware.processors
-        moved = matmul.inner * matmul.columns + tokens * (matmul.inner + matmul.columns)
+        groups, rows = matmul.groups(tokens)
+        moved = groups * (matmul.inner * matmul.columns + rows * (matmul.inner + matmul.columns))
         return max(flops / rate, moved * self.bytes / self._memory_rate()) + self.hardware.launch_seconds
 
     def _moved(self, numbers: int) -> float:

@@ -52,15 +52,25 @@ def rank_parameters(config: ModelConfig, part: Shard) -> int:
     """Parameters that a rank holds: its slices, and the norms, which every rank holds whole."""
     hidden, dim = config.hidden_size, config.head_dim
     queries, kv = part.num_query_heads * dim, part.num_kv_heads * dim
-    columns = part.mlp_columns.stop - part.mlp_columns.start
     rows = part.vocab_rows.stop - part.vocab_rows.start
     first = part.rank == 0  # a partial sum's bias is added once
     attention = hidden * (queries + 2 * kv) + queries * hidden
     attention += config.qkv_bias * (queries + 2 * kv) + (config.output_bias and first) * hidden
     attention += config.qk_norm * 2 * dim
-    mlp = 3 * hidden * columns + config.mlp_bias * 2 * columns + (config.mlp_bias and first) * hidden
     vocabulary = rows * hidden * (1 if config.tie_word_embeddings else 2)
-    return config.num_hidden_layers * (attention + mlp + 2 * hidden) + hidden + vocabulary
+    return config.num_hidden_layers * (attention + 2 * hidden) + _mlps(config, part) + hidden + vocabulary
+
+
+def _mlps(config: ModelConfig, part: Shard) -> int:
+    """Parameters of the MLPs and experts of all layers. Routers are whole on every rank."""
+    hidden, wide, experts = config.hidden_size, 2 if config.gated_mlp else 1, config.experts
+    columns = part.mlp_columns.stop - part.mlp_columns.start
+    mlp = (wide + 1) * hidden * columns + config.mlp_bias * (wide * columns + (part.rank == 0) * hidden)
+    if experts is None:
+        return config.num_hidden_layers * mlp
+    own = part.expert_columns.stop - part.expert_columns.start
+    sparse = sum(experts.layers)
+    return (config.num_hidden_layers - sparse) * mlp + sparse * experts.count * hidden * ((wide + 1) * own + 1)
 
 
 def kv_bytes_per_token(config: ModelConfig, size: int, element: int) -> int:
@@ -80,8 +90,12 @@ def inference_memory(
     parts = [shard(config, size, rank) for rank in range(size)]
     queries = max(part.num_query_heads for part in parts) * config.head_dim
     kv = max(part.num_kv_heads for part in parts) * config.head_dim
-    columns = max(part.mlp_columns.stop - part.mlp_columns.start for part in parts)
-    attention, mlp = 3 * queries + 3 * kv, 4 * columns  # projected, rotated and attended; gate_up, silu and product
+    attention = 3 * queries + 3 * kv  # projected, rotated and attended
+    mlp = 4 * max(part.mlp_columns.stop - part.mlp_columns.start for part in parts)  # gate_up, activation and product
+    if config.experts:
+        columns = max(part.expert_columns.stop - part.expert_columns.start for part in parts)
+        experts = config.experts.per_token * (4 * columns + 2 * config.hidden_size)  # and the rows, there and back
+        mlp = experts if all(config.experts.layers) else max(mlp, experts)
     residual = -(-step_tokens // size) * config.hidden_size
     activations = (step_tokens * max(attention, mlp) + residual) * element
     return InferenceMemory(

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tokenweave.config import ModelConfig
+from tokenweave.config import ModelConfig, Shard
 from tokenweave.plan.analytical import AnalyticalCosts, Matmul
 from tokenweave.plan.choose import Choice, choose
 from tokenweave.plan.costs import LAYER
@@ -82,12 +82,22 @@ def balance_rows(costs: AnalyticalCosts) -> list[dict[str, Any]]:
             "rank": part.rank,
             "query_heads": part.num_query_heads,
             "kv_heads": part.num_kv_heads,
-            "mlp_columns": part.mlp_columns.stop - part.mlp_columns.start,
+            **_columns(costs.config, part),
             "vocabulary_rows": part.vocab_rows.stop - part.vocab_rows.start,
             "parameters": rank_parameters(costs.config, part),
         }
         for part in costs.shards
     ]
+
+
+def _columns(config: ModelConfig, part: Shard) -> dict[str, int]:
+    """Of the MLPs and of each expert, where the model has such."""
+    found = {}
+    if config.experts is None or not all(config.experts.layers):
+        found["mlp_columns"] = part.mlp_columns.stop - part.mlp_columns.start
+    if config.experts is not None:
+        found["expert_columns"] = part.expert_columns.stop - part.expert_columns.start
+    return found
 
 
 def report(question: Question, *, compare_pipeline: bool = False) -> dict[str, Any]:
@@ -159,8 +169,11 @@ def _notes(question: Question, costs: AnalyticalCosts, found: dict[str, Any]) ->
             f"{heads} on {size} ranks: every rank keeps one whole, so beyond {kv} rank{'s' * (kv > 1)} the KV cache of "
             f"a rank does not shrink"
         )
-    for name, count in (("query_heads", config.num_attention_heads), ("mlp_columns", config.intermediate_size)):
-        heaviest = max(row[name] for row in found["balance"])
+    counts = {"query_heads": config.num_attention_heads, "mlp_columns": config.intermediate_size}
+    if config.experts:
+        counts["expert_columns"] = config.experts.intermediate_size
+    for name, count in counts.items():
+        heaviest = max(row.get(name, 0) for row in found["balance"])
         if heaviest * size > 1.05 * count:
             notes.append(
                 f"the heaviest rank holds {heaviest} of {count} {name.replace('_', ' ')}: {size} ranks are at most "
