@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from tokenweave.bench import output
+from tokenweave.bench import emulated, emulated_latency, output
 from tokenweave.bench.memory import read_bandwidth
 from tokenweave.engine.llm import LLM
 from tokenweave.engine.params import SamplingParams
@@ -47,10 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode", type=int, default=64, help="tokens decoded after a short prompt (default: 64)")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds; medians are shown (default: 9)")
     parser.add_argument("--transformers", action="store_true", help="beside transformers on as many threads as cores")
+    emulated.add_arguments(parser)
     output.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.emulate_tp:
+        return emulated_latency.run(args)
     if args.rounds < 1 or args.prefill < 1 or args.decode < 2:
         raise ValueError("--rounds and --prefill must be at least 1, --decode at least 2")
     if args.plot:

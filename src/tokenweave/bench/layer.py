@@ -7,10 +7,12 @@ model. Every figure is emulated.
 """
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from tokenweave.bench.dimensions import DIMENSIONS, model_directory
 from tokenweave.plan.scan import Scan, Scanned
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import StepPlan
+from tokenweave.plan.table import TunedTable
 from tokenweave.plan.trial import Trial, TrialResult
 
 FEW, MANY = 2, 8  # layers
@@ -28,7 +31,9 @@ FUSED_BUDGETS = (8, 16, 32)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="Llama-3.3-70B", choices=DIMENSIONS, help="(default: %(default)s)")
-    parser.add_argument("--emulate-tp", type=int, required=True, help="ranks of which this GPU is to be one: 8")
+    ranks = parser.add_mutually_exclusive_group(required=True)
+    ranks.add_argument("--emulate-tp", type=int, help="ranks of which this GPU is to be one: 8")
+    ranks.add_argument("--tp", type=int, help="ranks, each on a GPU of its own")
     parser.add_argument("--traffic", choices=("multicast", "p2p"), default="multicast", help="(default: multicast)")
     parser.add_argument("--slower", type=float, default=1.0, help="factor on the published times (default: 1)")
     parser.add_argument(
@@ -36,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cut", type=int, nargs="+", help="weave at these cuts only, on --budget thread blocks")
     parser.add_argument("--budget", type=int, default=8, help="thread blocks, with --cut (default: 8)")
+    parser.add_argument("--tuned", metavar="FILE", help="weave as what `tune --json` wrote says, instead of trying")
     parser.add_argument("--rounds", type=int, default=21, help="interleaved rounds; medians are shown (default: 21)")
     output.add_arguments(parser)
 
@@ -45,27 +51,50 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--tokens must be at least 1, --rounds at least 3")
     if args.plot:
         output.figure()  # refuses before the work, not after it
-    rows = []
-    with layer_trials(
-        args.model, args.emulate_tp, traffic=args.traffic, slower=args.slower, most=max(args.tokens)
-    ) as trials:
-        for tokens in args.tokens:
-            began = time.perf_counter()
-            rows.append(measured(trials, StepShape.prefill(tokens), _woven(trials, tokens, args), args.rounds))
-            rows[-1]["seconds"] = time.perf_counter() - began
-            print(f"{tokens} tokens: {rows[-1]['seconds']:.1f} s", file=sys.stderr)
+    if args.tp:
+        from tokenweave.bench import layer_gpus
+
+        rows = layer_gpus.rows(args)
+    else:
+        with layer_trials(
+            args.model, args.emulate_tp, traffic=args.traffic, slower=args.slower, most=max(args.tokens)
+        ) as trials:
+            rows = measured_sizes(trials, args)
     print(output.table(list(_shown(rows[0])), [list(_shown(row).values()) for row in rows]))
+    whose = (
+        f"{args.model}, {args.tp} ranks on GPUs of their own, serial and reordered by NCCL"
+        if args.tp
+        else f"emulated: {args.model}, rank 0 of {args.emulate_tp}, {args.traffic} traffic, published times "
+        f"x {args.slower}"
+    )
     print(
-        f"emulated: {args.model}, rank 0 of {args.emulate_tp}, {args.traffic} traffic, published times "
-        f"x {args.slower}; µs a layer, medians of {args.rounds} interleaved rounds\n"
+        f"{whose}; µs a layer, medians of {args.rounds} interleaved rounds\n"
         "split: compute of both lanes alone over that of the whole; overlap: woven over the sum of what is longer, a "
         "stage of one lane alone or the other lane's communication alone"
     )
-    if args.json:
-        output.write_json(args.json, rows, model=args.model, traffic=args.traffic, slower=args.slower)
     if args.plot:
         _plot(args.plot, rows)
     return 0
+
+
+def measured_sizes(trials: Any, args: argparse.Namespace, speaks: bool = True) -> list[dict[str, Any]]:
+    """A row for each size. speaks: whether this process says how far it is and writes the file."""
+    rows = []
+    for tokens in args.tokens:
+        began = time.perf_counter()
+        rows.append(measured(trials, StepShape.prefill(tokens), _woven(trials, tokens, args), args.rounds))
+        rows[-1]["seconds"] = time.perf_counter() - began
+        if speaks:
+            print(" ".join(f"{name} {cell}" for name, cell in _shown(rows[-1]).items()), file=sys.stderr)
+        if speaks and args.json:  # after each size: they take a while
+            output.write_json(args.json, rows, **_about(args))
+    return rows
+
+
+def _about(args: argparse.Namespace) -> dict[str, Any]:
+    if args.tp:
+        return {"model": args.model, "tp": args.tp}
+    return {"model": args.model, "emulate_tp": args.emulate_tp, "traffic": args.traffic, "slower": args.slower}
 
 
 class LayerTrials:
@@ -106,6 +135,9 @@ def _woven(trials: LayerTrials, tokens: int, args: argparse.Namespace) -> list[S
     """The woven plans to measure: those asked for, or the best that a scan finds."""
     if args.cut:
         return [StepPlan("weave", cut, args.budget) for cut in args.cut if 0 < cut < tokens]
+    if args.tuned:
+        checks = TunedTable.from_json(json.loads(Path(args.tuned).read_text())["table"]).checks
+        return [check.plan for check in checks if sum(check.counts) == tokens and check.plan.mode == "weave"]
     found: Scanned = Scan(trials).best(StepShape.prefill(tokens))
     return [plan for plan, _ in found.plans]
 

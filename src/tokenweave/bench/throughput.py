@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tokenweave.bench import output
+from tokenweave.bench import emulated, output
 from tokenweave.engine.completion import Completion
 from tokenweave.engine.llm import LLM
 from tokenweave.engine.params import SamplingParams
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk", type=int, default=2048, help="most tokens in a step (default: 2048)")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (default: 0)")
+    emulated.add_arguments(parser)
     output.add_arguments(parser)
 
 
@@ -66,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
                 rows += _measure(runs, name, pairs, args, bar)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     how = "all at once" if args.rate is None else f"{args.rate} a second"
+    if args.emulate_tp:
+        print(emulated.label(args))
     print(f"{args.requests} requests, {how}, at most {args.chunk} tokens a step; {args.rounds} interleaved rounds")
     if args.json:
         output.write_json(args.json, rows)
@@ -90,14 +93,11 @@ def workload(name: str, requests: int, seed: int) -> list[tuple[int, int]]:
 
 
 def _open(args: argparse.Namespace, mode: str) -> LLM:
-    return LLM(
-        args.model,
-        tensor_parallel_size=args.tp,
-        dtype=args.dtype,
-        mode=mode,
-        max_tokens_per_step=args.chunk,
-        enable_prefix_caching=False,
-    )
+    options = dict(mode=mode, max_tokens_per_step=args.chunk, enable_prefix_caching=False)
+    if args.emulate_tp:
+        directory, rank = emulated.emulated_rank(args)
+        return LLM(directory, **rank, **options, max_model_len=emulated.MODEL_LENGTH, kv_cache_memory=emulated.CACHE)
+    return LLM(args.model, tensor_parallel_size=args.tp, dtype=args.dtype, **options)
 
 
 def _measure(

@@ -7,12 +7,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from tokenweave.bench import output
+from tokenweave.bench import emulated, output
 from tokenweave.cli import options
 from tokenweave.engine.config import COLLECTIVES, DTYPES, EngineConfig
 from tokenweave.engine.trials import TrialRanks
 from tokenweave.plan import Planner, StepPlan
 from tokenweave.plan.choose import HIDES_NOTHING
+from tokenweave.plan.gpu_tuning import GpuTuner
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.simulate import simulate
 from tokenweave.plan.table import TunedTable, cache_directory
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", default=TOKENS, help="tokens of the steps, with commas (default: %(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations (default: auto)")
     parser.add_argument("--collective", choices=COLLECTIVES, default="auto", help="(default: auto)")
+    emulated.add_arguments(parser)
     parser.add_argument("--exhaustive", action="store_true", help="also run a scan, and tell what it would have gained")
     parser.add_argument("--json", metavar="FILE", help="write every figure to this file")
 
@@ -37,8 +39,12 @@ def run(args: argparse.Namespace) -> int:
     sizes = options.numbers("--tokens", args.tokens)
     if min(sizes) < 1:
         raise ValueError(f"--tokens takes numbers of at least 1, got {args.tokens}")
-    config = EngineConfig(tensor_parallel_size=args.tp, dtype=args.dtype, collective=args.collective)
-    with TrialRanks(args.model, config, max_tokens=max(sizes)) as ranks:
+    model, config = args.model, EngineConfig(
+        tensor_parallel_size=args.tp, dtype=args.dtype, collective=args.collective
+    )  # fmt: skip
+    if args.emulate_tp:
+        model, config = emulated.emulated_config(args)
+    with TrialRanks(model, config, max_tokens=max(sizes)) as ranks:
         table, tuner = _tuned(ranks, sizes)
         path = table.save(cache_directory())
         took = time.perf_counter() - began
@@ -63,7 +69,7 @@ def _tuned(ranks: TrialRanks, sizes: tuple[int, ...]) -> tuple[TunedTable, Tuner
 
     with bar:
         layers = ranks.model_config.num_hidden_layers
-        tuner = Tuner(
+        tuner = (GpuTuner if ranks.key.threads == 0 else Tuner)(
             ranks, sizes, layers=layers, context=ranks.context, hardware=ranks.hardware, report=report
         )  # fmt: skip
         bar.total = tuner.reports
@@ -95,7 +101,9 @@ def _rows(table: TunedTable, tuner: Tuner) -> list[dict[str, Any]]:
 
 
 def plan_text(plan: StepPlan) -> str:
-    return plan.mode + (f" {plan.cut}" if plan.mode == "weave" else "") + (f" on {plan.budget}" if plan.budget else "")
+    cut = f" {plan.cut}" if plan.mode == "weave" else ""
+    budget = f" on {plan.budget}" if plan.budget else ""
+    return plan.mode + cut + budget + (f", narrow {plan.narrow:08b}" if plan.narrow else "")
 
 
 def _text(table: TunedTable, tuner: Tuner) -> str:

@@ -28,8 +28,9 @@ class CommunicationStream:
     """Operations one after another, in the order they are submitted, beside the stream that computes."""
 
     def __init__(self, device: torch.device) -> None:
-        # its few thread blocks should start as soon as they may, not after a matmul's next wave
-        self._stream = torch.cuda.Stream(device, priority=-1)
+        # No priority: thread blocks that start in a matmul's last wave cost it none. With priority a Llama-70B layer of
+        # 4096 tokens at tp 8, cut in half, takes 1770 µs on an H200 instead of 1650, and one of 1024 the same.
+        self._stream = torch.cuda.Stream(device)
 
     def submit(self, operation: Callable[..., torch.Tensor], *args: Any, **options: Any) -> PendingOnStream:
         """Launch an operation behind what the current stream has been given so far."""

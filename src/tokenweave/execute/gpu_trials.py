@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tokenweave.comm.collective import Collective
+from tokenweave.execute.capture import GraphPool
 from tokenweave.execute.executor import Executor
 from tokenweave.execute.steps import made_up_step
 from tokenweave.layers.batch import Batch
@@ -20,6 +21,7 @@ from tokenweave.plan.step import StepPlan
 from tokenweave.plan.trial import RankTimes, Trial
 
 BLOCK_SIZE = 256
+DECODES = 64  # requests of one token, each with a block of its own, for which there is room beside
 PART_ROUNDS = 7
 
 
@@ -44,12 +46,13 @@ class GpuTrialRunner:
         self.executor = Executor(model, collective, max_tokens=max_tokens)
         self._stages, self._device = model.stages, torch.device(model.device)
         config, heads = model.config, model.shard.num_kv_heads
-        shape = (config.num_hidden_layers, -(-cache_tokens // BLOCK_SIZE), BLOCK_SIZE, heads, config.head_dim)
+        blocks = -(-cache_tokens // BLOCK_SIZE) + DECODES
+        shape = (config.num_hidden_layers, blocks, BLOCK_SIZE, heads, config.head_dim)
         self.cache = KVCache.zeros(*shape, model.dtype, model.device)
         self.cache.keys.normal_()  # attention to zeros would be faster than to anything else
         self.cache.values.normal_()
         self._rows = torch.randn(max_tokens, config.hidden_size, dtype=model.dtype, device=model.device)
-        self._stream, self._pool = torch.cuda.Stream(self._device), torch.cuda.graph_pool_handle()
+        self._pool = GraphPool(self._device)
         self._warm: set[Any] = set()
 
     @torch.inference_mode()
@@ -97,18 +100,20 @@ class GpuTrialRunner:
     def _steps(self, batch: Batch, plans: Sequence[StepPlan], layers: int, rounds: int) -> np.ndarray:
         """Seconds, [plans, rounds]."""
         with self._only(layers):
-            graphs = [self._step_graph(batch, plan, layers) for plan in plans]
+            # a graph does not keep the memory that it reads: the lanes must outlive it
+            lanes = [sent(self.executor.lanes(batch, plan), self._device) for plan in plans]
+            graphs = [self._step_graph(own, plan, layers) for own, plan in zip(lanes, plans, strict=True)]
             return self._times(graphs, rounds)
 
-    def _step_graph(self, batch: Batch, plan: StepPlan, layers: int) -> torch.cuda.CUDAGraph:
-        lanes = sent(self.executor.lanes(batch, plan), self._device)
-        shapes = (tuple((lane.num_tokens, lane.limits) for lane in lanes), plan.mode, plan.narrow)
+    def _step_graph(self, lanes: list[Batch], plan: StepPlan, layers: int) -> torch.cuda.CUDAGraph:
+        sizes = tuple((lane.num_tokens, lane.limits, *lane.processors.items()) for lane in lanes)
+        shapes = (sizes, plan.mode)
         # whatever compiles or allocates does so on the first layers already
         with self._only(min(layers, 1)):
             if shapes not in self._warm:
                 self.executor.run([anew(lane) for lane in lanes], plan)
                 self._warm.add(shapes)
-        return self._captured(lambda: self.executor.run([anew(lane) for lane in lanes], plan))
+        return self._pool.capture(lambda: self.executor.run([anew(lane) for lane in lanes], plan))[0]
 
     def _parts(self, batch: Batch, layers: int, lane: int = 0) -> tuple[float, float, float]:
         """Seconds of the embedding, one attention and one MLP of this batch alone, medians over graphs of `layers`."""
@@ -142,19 +147,7 @@ class GpuTrialRunner:
 
     def _median(self, run: Callable[[], object]) -> float:
         run()
-        return float(np.median(self._times([self._captured(run)], PART_ROUNDS)))
-
-    def _captured(self, run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                run()
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return graph
+        return float(np.median(self._times([self._pool.capture(run)[0]], PART_ROUNDS)))
 
     def _times(self, graphs: Sequence[torch.cuda.CUDAGraph], rounds: int) -> np.ndarray:
         """Seconds of replays, [graphs, rounds], taking turns: no graph always runs behind the same other."""

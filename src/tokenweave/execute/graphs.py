@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tokenweave.execute.capture import GraphPool
 from tokenweave.layers.batch import Batch, Limits
 from tokenweave.layers.padding import bucket, pad_requests, pad_tokens
 from tokenweave.layers.transfer import anew, bytes_of, sent
@@ -47,8 +48,8 @@ class StepGraphs:
     def __init__(self, executor: Executor) -> None:
         self._executor, self._device = executor, executor.device
         self._known: OrderedDict[Size, _Captured] = OrderedDict()
-        self._stream = torch.cuda.Stream(self._device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool = GraphPool(self._device)
+        self._capturable = all(getattr(stage.compute, "capturable", True) for stage in executor.model.stages)
         self._limit = executor.model.config.max_position_embeddings
 
     @property
@@ -59,15 +60,11 @@ class StepGraphs:
     @property
     def pool_bytes(self) -> int:
         """GPU memory of the pool that the graphs compute in."""
-        return sum(
-            segment["total_size"]
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment["segment_pool_id"]) == tuple(self._pool)
-        )
+        return self._pool.bytes
 
     def takes(self, batch: Batch) -> bool:
-        """Whether such a step can be captured: what attention launches must not depend on the lengths."""
-        return batch.cache is not None and batch.cache.keys.dtype != torch.float32 and batch.token_ids.is_cpu
+        """Whether such a step can be captured: what its stages launch must not depend on what is in it."""
+        return self._capturable and batch.cache is not None and batch.token_ids.is_cpu
 
     def forward(self, batch: Batch, plan: StepPlan) -> torch.Tensor:
         """Executor.forward of a batch on the CPU."""
@@ -86,7 +83,9 @@ class StepGraphs:
             self._known.move_to_end(size)
             static = sent(lanes, self._device, captured.memory)
             if captured.graph is None:
-                captured.graph, captured.rows = self._capture(static, plan)
+                # anew, so that what a batch computes of itself on the device is part of the graph
+                fresh = [anew(lane) for lane in static]
+                captured.graph, captured.rows = self._pool.capture(lambda: self._executor.run(fresh, plan))
             clock = self._executor.clock
             clock.start()
             captured.graph.replay()
@@ -103,21 +102,6 @@ class StepGraphs:
 
         packed = not reads_pages(batch.cache.block_size)
         return [pad_requests(lane, packed=packed, context_limit=self._limit) for lane in lanes]
-
-    def _capture(self, lanes: list[Batch], plan: StepPlan) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Nothing is computed here. torch.cuda.graph would also collect garbage and empty the allocator's cache: 50 ms
-        and more, each time."""
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                # anew, so that what a batch computes of itself on the device is part of the graph
-                rows = self._executor.run([anew(lane) for lane in lanes], plan)
-            finally:
-                graph.capture_end()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        return graph, rows
 
     def _forget(self) -> None:
         while len(self._known) > KEPT:

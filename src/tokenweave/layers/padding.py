@@ -10,7 +10,7 @@ LEAST_CONTEXT = 256
 
 
 def bucket(tokens: int) -> int:
-    """The size that a step of so many tokens is brought to: at most an eighth more from 32 on."""
+    """The size that a step of so many tokens is brought to: less than a quarter more from 32 on."""
     for most, step in ((4, 1), (64, 8), (256, 16), (1024, 64)):
         if tokens <= most:
             return -(-tokens // step) * step

@@ -9,6 +9,7 @@ from tokenweave.plan.shape import Load
 
 LAYER = ("attention", "mlp")
 STAGES = ("embed", *LAYER)
+DEFAULT_BUDGET = 16  # what a collective takes where the plan leaves it to it
 
 
 class Costs(Protocol):
@@ -109,4 +110,8 @@ class MeasuredCosts:
         return self.reordered_curve(tokens)
 
     def fused(self, tokens: int, budget: int | None) -> float:
-        return self.fused_curves[budget](tokens)
+        curve = self.fused_curves.get(budget)
+        if curve is None:  # not measured: as on the nearest number that was
+            near = min(self.fused_curves, key=lambda known: abs((known or DEFAULT_BUDGET) - (budget or DEFAULT_BUDGET)))
+            curve = self.fused_curves[near]
+        return curve(tokens)

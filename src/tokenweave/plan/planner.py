@@ -13,6 +13,7 @@ from tokenweave.plan.analytical import AnalyticalCosts
 from tokenweave.plan.choose import HIDES_NOTHING, choose
 from tokenweave.plan.costs import Costs
 from tokenweave.plan.hardware import Hardware
+from tokenweave.plan.nearest import nearest_plan
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import MODES, StepPlan
 from tokenweave.plan.table import TunedTable, TuneKey, cache_directory, find
@@ -115,6 +116,10 @@ class Planner:
         return (*size, nearest // width, *(round(4 * log2(part)) for part in work))
 
     def _decide(self, shape: StepShape) -> StepPlan:
+        if self._table is not None and self._table.key.threads == 0:  # a GPU
+            plan = nearest_plan(self._table, shape, self.mode)
+            if plan is not None:
+                return plan
         corrections = self._table.corrections(shape.tokens) if self._table else None
         choice = choose(self.costs, shape, corrections)
         if self.mode == "auto":

@@ -10,20 +10,32 @@ from tokenweave.plan.trial import Trial, Trials
 
 GRAIN = 64  # tokens between two cuts: half of a tile of the largest matmul kernels
 FEWEST = 128  # tokens of a lane
-MOST_CUTS = 32  # of the first pass
 FIRST_BUDGET = 8  # beats 4 and 16 nearly everywhere on an H200
 BUDGETS = (4, 6, 8, 12, 16)
-KEPT, FINALISTS = 6, 4
-LAYERS = 4
-FIRST_ROUNDS, ROUNDS = 3, 7
+FINALISTS, FINAL_ROUNDS = 4, 7
 ALL_NARROW = (1 << 2 * len(MATMULS)) - 1
 
 
 @dataclass(frozen=True)
-class Scanned:
-    """Plans with the seconds of a step of `layers` layers, the fastest first."""
+class Effort:
+    """cuts: of the first pass. kept: cuts whose budgets and neighbours are tried. narrowed: plans whose matmuls are.
+    layers: of the steps that are run. rounds: of all but the last pass."""
 
+    cuts: int
+    kept: int
+    narrowed: int
     layers: int
+    rounds: int
+
+
+# Beyond a few thousand tokens a step takes long, and has so many waves that neighbouring cuts differ little.
+EFFORTS = {4096: Effort(32, 6, 3, 4, 3), 8192: Effort(32, 4, 2, 2, 3), 1 << 62: Effort(16, 3, 2, 2, 2)}
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """Plans with the seconds of a step of some layers, the fastest first."""
+
     plans: list[tuple[StepPlan, float]]
 
     @property
@@ -34,22 +46,21 @@ class Scanned:
 class Scan:
     """Tries cuts, then budgets around the best cuts, then matmul by matmul who should count on fewer processors."""
 
-    def __init__(
-        self, trials: Trials, *, layers: int = LAYERS, report: Callable[[str], None] = lambda what: None
-    ) -> None:
-        self._trials, self._layers, self._report = trials, layers, report
+    def __init__(self, trials: Trials, *, report: Callable[[str], None] = lambda what: None) -> None:
+        self._trials, self._report = trials, report
 
     def best(self, shape: StepShape) -> Scanned:
         """Of a step of at least 2 * FEWEST tokens; of fewer, nothing."""
         found: dict[StepPlan, float] = {}
-        cuts = self._cuts(shape.tokens)
+        effort = _effort(shape.tokens)
+        cuts = _cuts(shape.tokens, effort.cuts)
         if not cuts:
-            return Scanned(self._layers, [])
+            return Scanned([])
         self._report(f"{shape.tokens} tokens: {len(cuts)} cuts")
-        self._try(shape, [StepPlan("weave", cut, FIRST_BUDGET) for cut in cuts], found, FIRST_ROUNDS)
+        self._try(shape, [StepPlan("weave", cut, FIRST_BUDGET) for cut in cuts], found, effort.rounds)
         near = [
             StepPlan("weave", cut, budget)
-            for plan in _fastest(found, KEPT)
+            for plan in _fastest(found, effort.kept)
             for cut, budget in (
                 *((plan.cut + step, FIRST_BUDGET) for step in (-GRAIN, GRAIN)),
                 *((plan.cut, budget) for budget in BUDGETS),
@@ -57,43 +68,38 @@ class Scan:
             if FEWEST <= cut <= shape.tokens - FEWEST
         ]
         self._report(f"{shape.tokens} tokens: budgets")
-        self._try(shape, near, found, FIRST_ROUNDS)
+        self._try(shape, near, found, effort.rounds)
         self._report(f"{shape.tokens} tokens: matmuls")
-        for plan in _fastest(found, 3):
+        for plan in _fastest(found, effort.narrowed):
             self._narrow(shape, plan, found)
         finalists = _fastest(found, FINALISTS)
         again: dict[StepPlan, float] = {}
-        self._try(shape, finalists, again, ROUNDS)
-        return Scanned(self._layers, sorted(again.items(), key=lambda pair: pair[1]))
+        self._try(shape, finalists, again, FINAL_ROUNDS)
+        return Scanned(sorted(again.items(), key=lambda pair: pair[1]))
 
     def every(self, shape: StepShape, budgets: Sequence[int] = (4, 6, 8, 16)) -> Scanned:
         """All cuts in steps of GRAIN, with each of these budgets."""
         found: dict[StepPlan, float] = {}
-        cuts = range(GRAIN, shape.tokens, GRAIN)
+        effort, cuts = _effort(shape.tokens), range(GRAIN, shape.tokens, GRAIN)
         for budget in budgets:
-            self._try(shape, [StepPlan("weave", cut, budget) for cut in cuts], found, FIRST_ROUNDS)
+            self._try(shape, [StepPlan("weave", cut, budget) for cut in cuts], found, effort.rounds)
         best = _fastest(found, 2 * FINALISTS)
         again: dict[StepPlan, float] = {}
-        self._try(shape, best, again, ROUNDS)
-        return Scanned(self._layers, sorted(again.items(), key=lambda pair: pair[1]))
-
-    def _cuts(self, tokens: int) -> list[int]:
-        """From a quarter to three quarters, evenly."""
-        first, last = max(FEWEST, tokens // 4), min(tokens - FEWEST, tokens - tokens // 4)
-        step = max(GRAIN, -(-(last - first) // (MOST_CUTS * GRAIN)) * GRAIN)
-        return [cut for cut in range(-(-first // GRAIN) * GRAIN, last + 1, step) if FEWEST <= cut <= tokens - FEWEST]
+        self._try(shape, best, again, FINAL_ROUNDS)
+        return Scanned(sorted(again.items(), key=lambda pair: pair[1]))
 
     def _narrow(self, shape: StepShape, plan: StepPlan, found: dict[StepPlan, float]) -> None:
         """Each matmul changed by itself, then those that helped together."""
+        effort = _effort(shape.tokens)
         single = [replace(plan, narrow=1 << bit) for bit in range(2 * len(MATMULS))]
-        self._try(shape, [plan, *single, replace(plan, narrow=ALL_NARROW)], found, FIRST_ROUNDS, again=True)
+        self._try(shape, [plan, *single, replace(plan, narrow=ALL_NARROW)], found, effort.rounds, again=True)
         gains = sorted((found[one] - found[plan], one.narrow) for one in single)
         together, joined = 0, []
         for gain, bit in gains:
             if gain < 0:
                 together |= bit
                 joined.append(replace(plan, narrow=together))
-        self._try(shape, joined[1:], found, FIRST_ROUNDS)
+        self._try(shape, joined[1:], found, effort.rounds)
 
     def _try(
         self,
@@ -105,9 +111,22 @@ class Scan:
     ) -> None:
         new = [plan for plan in dict.fromkeys(plans) if again or plan not in found]
         if new:
-            result = self._trials.run(Trial.of(shape, new, rounds=rounds, layers=self._layers, parts=False))
+            result = self._trials.run(
+                Trial.of(shape, new, rounds=rounds, layers=_effort(shape.tokens).layers, parts=False)
+            )
             found |= {plan: result.step(i) for i, plan in enumerate(new)}
 
 
 def _fastest(found: dict[StepPlan, float], count: int) -> list[StepPlan]:
     return sorted(found, key=lambda plan: found[plan])[:count]
+
+
+def _effort(tokens: int) -> Effort:
+    return next(effort for most, effort in EFFORTS.items() if tokens <= most)
+
+
+def _cuts(tokens: int, most: int) -> list[int]:
+    """From a quarter to three quarters, evenly."""
+    first, last = max(FEWEST, tokens // 4), min(tokens - FEWEST, tokens - tokens // 4)
+    step = max(GRAIN, -(-(last - first) // (most * GRAIN)) * GRAIN)
+    return [cut for cut in range(-(-first // GRAIN) * GRAIN, last + 1, step) if FEWEST <= cut <= tokens - FEWEST]

@@ -62,6 +62,9 @@ class Tuner:
         self.sizes = sorted(set(sizes))
         self.curve_sizes = sorted({*self.sizes, *(size // 2 for size in self.sizes if size > 1)})  # and their lanes
         self.unrest: dict[int, float] = {}  # by size: see TrialResult.unrest
+        # the fused operation on so many processors, beside the collective's own choice
+        self._budgeted = tuple(StepPlan("fused", budget=budget) for budget in hardware.budgets)
+        self._curve_seconds, self._rounds = CURVE_SECONDS, ROUNDS
         self._per_token = 0.0  # seconds of a step, of the largest size so far
 
     @property
@@ -94,12 +97,20 @@ class Tuner:
             norm_curve=Curve.of(norm),
             all_reduce_curve=Curve.of({n: max(0.0, result.reduction(0) - norm[n]) for n, result in results.items()}),
             reordered_curve=Curve.of({size: result.reduction(2) for size, result in results.items()}),
-            fused_curves={None: Curve.of({size: result.reduction(1) for size, result in results.items()})},
+            fused_curves=self._fused_curves(results),
             pair_seconds=pair_seconds,
             key_seconds=key_seconds,
             head_curve=self._head_curve(),
             grain=self._grain,
         )
+
+    def _fused_curves(self, results: dict[int, TrialResult]) -> dict[int | None, Curve]:
+        if not self._budgeted:
+            return {None: Curve.of({size: result.reduction(1) for size, result in results.items()})}
+        return {
+            plan.budget: Curve.of({size: result.reduction(4 + i) for size, result in results.items()})
+            for i, plan in enumerate(self._budgeted)
+        }
 
     def fit(self, costs: MeasuredCosts) -> float:
         """The contention by which the simulator comes closest to woven steps: that of the hardware if all sizes are too
@@ -159,7 +170,7 @@ class Tuner:
         """A trial of as many rounds as fit into `seconds`, within ROUNDS."""
         step = self._per_token * shape.tokens * layers / self._layers
         rounds = int(seconds / (step * len(plans))) if step else 0
-        rounds = min(max(rounds, ROUNDS[0]), ROUNDS[-1])
+        rounds = min(max(rounds, self._rounds[0]), self._rounds[-1])
         some = None if layers == self._layers else layers
         return self._trials.run(Trial.of(shape, plans, rounds=rounds, layers=some))
 
@@ -171,7 +182,8 @@ class Tuner:
     def _curve_point(self, size: int) -> TrialResult:
         self._report(f"stages and collectives of {size} tokens")
         layers = self._some_layers(size, CURVE_STEP)
-        result = self._run(self._shape(size), (SERIAL, FUSED, REORDERED, NOCOMM), CURVE_SECONDS, layers)
+        plans = (SERIAL, FUSED, REORDERED, NOCOMM, *self._budgeted)
+        result = self._run(self._shape(size), plans, self._curve_seconds, layers)
         self._per_token = result.step(1) / size * self._layers / layers
         return result
 

@@ -1,0 +1,58 @@
+"""bench layer's arithmetic, on steps whose times are known."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from fake_gpu import KEY, FakeTrials
+
+from tokenweave.bench import layer
+from tokenweave.cli.main import main
+from tokenweave.execute.gpu_trials import LaneTimes
+from tokenweave.plan.gpu_tuning import GpuTuner
+from tokenweave.plan.hardware import hardware
+from tokenweave.plan.shape import StepShape
+from tokenweave.plan.step import StepPlan
+
+
+class Runner:
+    """A layer whose whole takes 30 and 50 µs, its lanes 20 + 15 and 30 + 25, and communication 22 and 10."""
+
+    def lane_times(self, trial: object, layers: int) -> LaneTimes:
+        if trial.plans[0].mode == "weave":  # type: ignore[attr-defined]
+            return LaneTimes([20e-6, 15e-6], [30e-6, 25e-6], [22e-6, 10e-6])
+        return LaneTimes([30e-6], [50e-6], [40e-6])
+
+
+class Trials(FakeTrials):
+    runner = Runner()
+
+
+def test_a_layer_is_the_slope_and_the_losses_are_apart() -> None:
+    plan = StepPlan("weave", 400, 6, 0b1111)
+    row = layer.measured(Trials(), StepShape.prefill(1000), [StepPlan("weave", 500, 8), plan], rounds=3)
+    base = 1e6 * (1e-5 + 1e-4)
+    assert row["serial_us"] == pytest.approx(1.4 * base) and row["nocomm_us"] == pytest.approx(1.1 * base)
+    assert row["weave_us"] == pytest.approx((1 - 4 * 0.004) * base)
+    assert (row["cut"], row["budget"], row["narrow"]) == (400, 6, 0b1111)
+    assert row["speedup"] == pytest.approx(1.4 / (1 - 4 * 0.004))
+    assert row["split"] == pytest.approx(90 / 80)
+    # A's attention beside B's reduction, B's beside A's, and so on
+    assert row["overlap"] == pytest.approx(row["weave_us"] / (20 + 22 + 30 + 25))
+    assert list(layer._shown(row).values())[-1] == "400 on 6, narrow 00001111"
+
+
+def test_plans_of_a_tuned_file(tmp_path: Path) -> None:
+    trials = Trials(share=0.375, budget=8)
+    table = GpuTuner(trials, [256, 1024], layers=8, context=4096, hardware=hardware("h200")).tune(KEY)
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps({"table": table.to_json()}))
+    args = argparse.Namespace(cut=None, tuned=str(path), budget=8)
+    plans = layer._woven(trials, 1024, args)  # type: ignore[arg-type]
+    assert StepPlan("weave", 384, 8, 0b1111) in plans and all(plan.mode == "weave" for plan in plans)
+
+
+def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "layer", "--emulate-tp", "8", "--tokens", "0"]) == 2
+    assert "--tokens must be at least 1" in capsys.readouterr().err
