@@ -12,7 +12,9 @@ def step(plan: StepPlan, *lengths: int) -> Step:
     return Step(plan, *arrays)
 
 
-@pytest.mark.parametrize("plan", [StepPlan("serial"), StepPlan("weave", 7), StepPlan("fused", 0, 4)])
+@pytest.mark.parametrize(
+    "plan", [StepPlan("serial"), StepPlan("weave", 7), StepPlan("fused", 0, 4), StepPlan("weave", 9, 8, 0b10000001)]
+)
 @pytest.mark.parametrize("lengths", [(0,) * 12, (1,) * 12, (3, 3, 3, 577, 2, 0, 0, 13, 13, 13, 1, 1), (0,) * 11 + (5,)])
 def test_arrives_as_sent(plan: StepPlan, lengths: tuple[int, ...]) -> None:
     sent = replace(step(plan, *lengths), best_only=plan.mode == "weave")

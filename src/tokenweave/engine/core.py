@@ -21,7 +21,7 @@ _STOP, _LENGTH = REASONS.index("stop"), REASONS.index("length")
 class StepOutput:
     """Rank 0's results of a step. Of the sampled rows logits, [S, V], or best, the most likely tokens, int32 [S].
     scores: float32 [C] of the scored ones. Times in seconds: what the ranks computed, communicated, and communicated
-    under compute."""
+    under compute. graph_memory: bytes, of this rank."""
 
     logits: torch.Tensor | None
     best: np.ndarray | None
@@ -29,6 +29,7 @@ class StepOutput:
     compute: float = 0.0
     communication: float = 0.0
     hidden: float = 0.0
+    graph_memory: int = 0
 
 
 class Runner(Protocol):
@@ -100,6 +101,7 @@ class EngineCore:
             reused=scheduled.reused,
             preempted=scheduled.preempted,
             free_blocks=self.scheduler.pool.available,
+            graph_memory=output.graph_memory,
         )
         return StepEvents(idents, token_ids, reasons, logprobs, scores, stats)
 

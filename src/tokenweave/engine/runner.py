@@ -34,7 +34,8 @@ class RankRunner:
             torch.cuda.current_stream().synchronize()
             self.collective.check()
         clock = self.executor.clock
-        return StepOutput(logits, best, scores, clock.compute, clock.communication, clock.hidden)
+        memory = 0 if self.executor.graphs is None else self.executor.graphs.pool_bytes
+        return StepOutput(logits, best, scores, clock.compute, clock.communication, clock.hidden, memory)
 
     def _sampled(self, normed: torch.Tensor, step: Step) -> tuple[torch.Tensor | None, np.ndarray | None]:
         own = self.model.head(normed[self._index(step.sampled)])

@@ -9,6 +9,7 @@ class StepStats:
 
     host: scheduling, sampling and bookkeeping, during which no rank computes. requests: that had tokens in the step;
     waiting: for room. reused: tokens of newly started prompts that were in the cache already. preempted: requests.
+    graph_memory: bytes of rank 0's GPU in which captured steps compute; of a replayed step the whole time is compute.
     """
 
     tokens: int
@@ -25,3 +26,4 @@ class StepStats:
     reused: int
     preempted: int
     free_blocks: int
+    graph_memory: int = 0

@@ -49,6 +49,7 @@ class StepGraphs:
         self._executor, self._device = executor, executor.device
         self._known: OrderedDict[Size, _Captured] = OrderedDict()
         self._pool = GraphPool(self._device)
+        self.pool_bytes = self._pool.bytes  # GPU memory of the pool that the graphs compute in
         self._capturable = all(getattr(stage.compute, "capturable", True) for stage in executor.model.stages)
         self._limit = executor.model.config.max_position_embeddings
 
@@ -56,11 +57,6 @@ class StepGraphs:
     def count(self) -> int:
         """Graphs captured and kept."""
         return sum(captured.graph is not None for captured in self._known.values())
-
-    @property
-    def pool_bytes(self) -> int:
-        """GPU memory of the pool that the graphs compute in."""
-        return self._pool.bytes
 
     def takes(self, batch: Batch) -> bool:
         """Whether such a step can be captured: what its stages launch must not depend on what is in it."""
@@ -86,6 +82,7 @@ class StepGraphs:
                 # anew, so that what a batch computes of itself on the device is part of the graph
                 fresh = [anew(lane) for lane in static]
                 captured.graph, captured.rows = self._pool.capture(lambda: self._executor.run(fresh, plan))
+                self.pool_bytes = self._pool.bytes
             clock = self._executor.clock
             clock.start()
             captured.graph.replay()
