@@ -172,6 +172,8 @@ def test_what_does_not_suit_the_world(monkeypatch: pytest.MonkeyPatch, model: Pa
         LLM(model, tensor_parallel_size=2)
     with pytest.raises(ValueError, match="pin cannot be used"):
         LLM(model, pin=True)
+    with pytest.raises(ValueError, match="run on CPUs"):
+        LLM(model, device="cuda")
     with pytest.raises(ValueError, match="'shared_memory' cannot be used here"):
         LLM(model, collective="shared_memory")
 

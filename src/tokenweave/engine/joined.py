@@ -47,7 +47,9 @@ def suited(config: EngineConfig) -> EngineConfig:
         )
     if config.pin:
         raise ValueError("pin cannot be used here: who has started the ranks decides where they run")
-    return replace(config, tensor_parallel_size=size)
+    if config.device == "cuda":
+        raise ValueError("ranks that were started together run on CPUs; for GPUs make the LLM in one process")
+    return replace(config, tensor_parallel_size=size, device="cpu")
 
 
 class StreamChannel:
