@@ -1,6 +1,5 @@
 """The two passes of `layers.cross_entropy` over one rank's logits on CUDA, each reading them once."""
-
-from typing import Any
+# mypy: disallow-untyped-defs=False
 
 import torch
 import triton
@@ -12,16 +11,16 @@ BLOCK, WARPS = 4096, 8
 
 @triton.jit
 def statistics_kernel(
-    logits: Any,  # [tokens, columns]
-    targets: Any,  # int64 [tokens]
-    found: Any,  # float32 [tokens, 4]: largest, sum of exp(x - largest), the target's logit, sum of x / vocabulary
-    stride: Any,
-    columns: Any,
-    first: Any,  # the id of column 0
-    share: Any,  # 1 / vocabulary
+    logits,  # [tokens, columns]
+    targets,  # int64 [tokens]
+    found,  # float32 [tokens, 4]: largest, sum of exp(x - largest), the target's logit, sum of x / vocabulary
+    stride,
+    first,  # the id of column 0
+    share,  # 1 / vocabulary
+    columns: tl.constexpr,
     smoothed: tl.constexpr,
     block: tl.constexpr,
-) -> None:
+):
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
     top = tl.full((), float("-inf"), tl.float32)
@@ -48,18 +47,18 @@ def statistics_kernel(
 
 @triton.jit
 def gradient_kernel(
-    logits: Any,  # [tokens, columns], overwritten
-    targets: Any,
-    denominators: Any,  # float32 [tokens, 2]: the largest logit, log of the sum of exp(x - largest)
-    scales: Any,  # float32 [tokens]: what the softmax is multiplied by
-    grads: Any,  # float32 [tokens]: of the loss
-    stride: Any,
-    columns: Any,
-    first: Any,
-    spread: Any,  # smoothing / vocabulary
-    hit: Any,  # 1 - smoothing
+    logits,  # [tokens, columns], overwritten
+    targets,
+    denominators,  # float32 [tokens, 2]: the largest logit, log of the sum of exp(x - largest)
+    scales,  # float32 [tokens]: what the softmax is multiplied by
+    grads,  # float32 [tokens]: of the loss
+    stride,
+    first,
+    spread,  # smoothing / vocabulary
+    hit,  # 1 - smoothing
+    columns: tl.constexpr,
     block: tl.constexpr,
-) -> None:
+):
     row = tl.program_id(0).to(tl.int64)
     start = logits + row * stride
     local = tl.load(targets + row) - first
@@ -81,8 +80,8 @@ def write_statistics(
     assert found.shape == (tokens, 4) and found.dtype == torch.float32 and found.is_contiguous()
     if tokens:
         statistics_kernel[(tokens,)](
-            logits, targets, found, logits.stride(0), columns, first, 1 / vocabulary,
-            smoothed=smoothed, block=_block(columns), num_warps=WARPS,
+            logits, targets, found, logits.stride(0), first, 1 / vocabulary,
+            columns=columns, smoothed=smoothed, block=_block(columns), num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -103,7 +102,7 @@ def write_gradient(
     if tokens:
         gradient_kernel[(tokens,)](
             logits, targets, denominators.contiguous(), scales.contiguous(), grads.contiguous(), logits.stride(0),
-            columns, first, spread, hit, block=_block(columns), num_warps=WARPS,
+            first, spread, hit, columns=columns, block=_block(columns), num_warps=WARPS,
         )  # fmt: skip
 
 

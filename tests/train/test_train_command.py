@@ -1,0 +1,152 @@
+"""tokenweave train as a user runs it: from scratch, killed at any moment, resumed, at another tp, used by others."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tokenweave import LLM, SamplingParams
+from tokenweave.cli.main import main
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "hidden_size": 32,
+    "intermediate_size": 70, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": True,
+}  # fmt: skip
+TEXT = (
+    "".join(f"The {a} {b} the {c}. " for a in ("cat", "dog", "bird") for b in ("saw", "met") for c in ("fox", "hen"))
+    * 9
+)
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("command")
+    (directory / "text.txt").write_text(TEXT)
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    assert main(words(directory, "whole")) == 0
+    return directory
+
+
+def words(directory: Path, out: str, *more: str, tp: int = 2) -> list[str]:
+    return [
+        "train", str(directory / "text.txt"), "--new", str(directory / "config.json"), "--out", str(directory / out),
+        "--tp", str(tp), "--steps", str(STEPS), "--batch-size", "4", "--length", "16", "--warmup-steps", "4",
+        "--learning-rate", "3e-3", "--evaluate-every", "20", "--checkpoint-every", "3", *more,
+    ]  # fmt: skip
+
+
+def curve(directory: Path, out: str) -> list[float]:
+    rows = [json.loads(line) for line in (directory / out / "losses.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    return [row["loss"] for row in rows]
+
+
+def test_from_scratch_to_a_model_that_others_use(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+    import transformers
+
+    losses = curve(files, "whole")
+    assert losses[-1] < 0.5 * losses[0]
+    model = transformers.AutoModelForCausalLM.from_pretrained(files / "whole" / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(files / "whole" / "model")
+    ids = tokenizer("The cat saw", return_tensors="pt").input_ids
+    expected = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :].tolist()
+    with LLM(files / "whole" / "model", tensor_parallel_size=2) as llm:
+        found = llm.generate(["The cat saw"], SamplingParams(max_tokens=8, temperature=0.0), progress=False)[0]
+    assert found.token_ids == expected
+    assert model.dtype == torch.float32
+    # a finished run says so, and only what is asked for besides is done
+    assert main(words(files, "whole", "--plot", str(files / "loss.png"))) == 0
+    said = capsys.readouterr()
+    assert "the run was finished" in said.out + said.err and (files / "loss.png").stat().st_size > 1000
+
+
+def test_killed_at_any_moment(files: Path) -> None:
+    """Killed three times, whatever it does then; the curve is that of the run that was let be."""
+    command = [sys.executable, "-m", "tokenweave", *words(files, "killed")]
+    log = files / "killed" / "losses.jsonl"
+    for wait in (0.0, 0.11, 0.23):
+        lines = len(log.read_text().splitlines()) if log.is_file() else 0
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            if log.is_file() and len(log.read_text().splitlines()) != lines:
+                break
+            time.sleep(0.005)
+        time.sleep(wait)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert main(words(files, "killed")) == 0
+    assert curve(files, "killed") == curve(files, "whole")
+    weights = [(files / out / "model" / "model.safetensors").read_bytes() for out in ("killed", "whole")]
+    assert weights[0] == weights[1]
+
+
+def test_goes_on_at_another_tp(files: Path) -> None:
+    command = [sys.executable, "-m", "tokenweave", *words(files, "moved")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    checkpoints = files / "moved" / "checkpoints"
+    while not (checkpoints / "step-00000006" / "state.json").is_file() and process.poll() is None:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert main(words(files, "moved", tp=3)) == 0
+    differences = [abs(a - b) for a, b in zip(curve(files, "moved"), curve(files, "whole"), strict=True)]
+    assert max(differences) <= 1e-4
+
+
+def test_further_training_of_a_model(files: Path) -> None:
+    arguments = words(files, "further")
+    arguments[2:4] = ["--model", str(files / "whole" / "model")]
+    assert main([*arguments, "--dtype", "bfloat16", "--accumulation", "2"]) == 0
+    assert curve(files, "further")[0] < 1.2 * curve(files, "whole")[-1]
+    assert json.loads((files / "further" / "model" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"--learning-rate": "1e-3"}, "learning_rate 0.003, not 0.001"),
+        ({"--length": "4096"}, "length"),
+        ({"--held-out": "0.2"}, "held_out"),
+    ],
+)
+def test_a_run_of_other_settings_is_refused(
+    changes: dict[str, str], says: str, files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [word for pair in changes.items() for word in pair]
+    assert main(words(files, "whole", *more)) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["absent.txt", "--new", "config.json", "--out", "a"], "absent.txt"),
+        (["bytes.txt", "--new", "config.json", "--out", "b"], "bytes.txt"),
+        (["text.txt", "--new", "absent.json", "--out", "c"], "absent.json"),
+        (["text.txt", "--new", "broken.json", "--out", "d"], "vocab_size"),
+        (["text.txt", "--new", "small.json", "--out", "e"], "257"),
+        (["text.txt", "--model", ".", "--out", "f"], "config"),
+        (["text.txt", "--new", "config.json", "--out", "g", "--tp", "5"], "num_attention_heads"),
+        (["text.txt", "--new", "config.json", "--out", "h", "--length", "65"], "max_position_embeddings"),
+        (["text.txt", "--new", "config.json", "--out", "i", "--length", "60", "--held-out", "0.99"], "tokens"),
+        (["text.txt", "--new", "config.json", "--out", "j", "--steps", "0"], "steps"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str], says: str, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(files)
+    (files / "bytes.txt").write_bytes(b"\xff\xfe\xff")
+    (files / "broken.json").write_text(json.dumps({k: v for k, v in CONFIG.items() if k != "vocab_size"}))
+    (files / "small.json").write_text(json.dumps(CONFIG | {"vocab_size": 256}))
+    assert main(["train", *arguments]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("tokenweave: error:") and says in said
