@@ -86,6 +86,8 @@ FAMILIES = [
     Tiny(
         "qwen3-moe-sums", "Qwen3MoeConfig", _MOE | dict(head_dim=16, decoder_sparse_step=2, attention_bias=True), seed=1
     ),
+    Tiny("phi3", "Phi3Config", _heads(6, 3, 10) | dict(sliding_window=9, pad_token_id=0), seed=4),
+    Tiny("phi3-tied", "Phi3Config", _TIED | dict(pad_token_id=0), seed=1),
     Tiny("arcee", "ArceeConfig", dict(mlp_bias=True)),
     Tiny("arcee-gelu", "ArceeConfig", _heads(6, 6) | dict(hidden_act="gelu"), seed=1),
 ]

@@ -27,7 +27,9 @@ def same(path: Path) -> None:
         assert getattr(ours, name) == getattr(theirs, name), name
     model = transformers.AutoModelForCausalLM.from_config(theirs)
     tensors = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    assert tensors["model.layers.0.self_attn.k_proj.weight"][0] == ours.num_key_value_heads * ours.head_dim
+    own, fused = (tensors.get(f"model.layers.0.self_attn.{name}_proj.weight", (0,))[0] for name in ("k", "qkv"))
+    assert own or fused == (ours.num_attention_heads + 2 * ours.num_key_value_heads) * ours.head_dim
+    assert fused or own == ours.num_key_value_heads * ours.head_dim
     for name, flag in (
         ("self_attn.q_proj.bias", ours.qkv_bias), ("self_attn.o_proj.bias", ours.output_bias),
         ("mlp.down_proj.bias", ours.mlp_bias), ("self_attn.q_norm.weight", ours.qk_norm),
@@ -85,6 +87,11 @@ def test_older_style(changes: dict[str, Any], tmp_path: Path) -> None:
 def test_head_dim_left_out_is_the_familys_own() -> None:
     assert model_config(LLAMA).head_dim == 16
     assert model_config({**LLAMA, "architectures": ["Qwen3ForCausalLM"]}).head_dim == 128
+
+
+def test_rms_norm_eps_left_out_is_the_familys_own() -> None:
+    for name, eps in (("Llama", 1e-6), ("Mixtral", 1e-5), ("Arcee", 1e-5), ("Phi3", 1e-5)):
+        assert model_config({**BASE, "architectures": [f"{name}ForCausalLM"]}).rms_norm_eps == eps
 
 
 def test_dtype_names() -> None:
@@ -223,6 +230,11 @@ REFUSED = [
     ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "windows must be .*at least 1"),
     ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias true"),
     ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": ["0"]}, "mlp_only_layers must be .*integer"),
+    (
+        {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "short_factor": [1.0]}},
+        "'yarn' takes .*short_factor",
+    ),
+    ({"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "su"}}, "rope type 'su' is not supported"),
     ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 0}, "experts per token must be from 1"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "llama3.* takes .*low_freq_factor"),
     ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "takes no parameters; got mrope_section"),

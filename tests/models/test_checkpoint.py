@@ -13,7 +13,7 @@ from tiny import FAMILIES, Tiny, build
 from tokenweave.config import shard
 from tokenweave.config.foreign import read_config
 from tokenweave.layers.pieces import Piece
-from tokenweave.models.checkpoint import Checkpoint, listed, load
+from tokenweave.models.checkpoint import Checkpoint, checked, listed, load
 from tokenweave.models.decoder import Decoder
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -97,7 +97,7 @@ def test_ranks_cover_the_model(tiny: Tiny, size: int, saved: dict[str, Any]) -> 
         checkpoint = Checkpoint(path)
         load(model.pieces(), checkpoint, rank=rank)
         read = 0
-        for piece in model.pieces():
+        for piece in checked(model.pieces(), checkpoint, rank=rank):
             part = (slice(None),) * piece.dim + (piece.part or slice(None),)
             assert torch.equal(piece.target, tensors[piece.name][part]), piece.name
             covered[piece.name][part] = True
