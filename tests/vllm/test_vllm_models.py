@@ -45,24 +45,33 @@ def directory() -> Path:
 
 
 @functools.cache
-def results(size: int, plugin: bool) -> dict[tuple[str, bool, str], dict[str, Any]]:
-    """By family, whether it is compiled, and run."""
+def outcome(size: int, plugin: bool) -> tuple[str, list[dict[str, Any]]]:
+    """What went wrong, if anything did, and what was found."""
     name = f"{size}-{'plugin' if plugin else 'stock'}"
-    out = directory() / f"{name}.out.json"
-    job = directory() / f"{name}.json"
-    job.write_text(
-        json.dumps({"size": size, "models": str(directory() / "models"), "cases": cases(size, plugin), "out": str(out)})
-    )
+    job, out = directory() / f"{name}.json", directory() / f"{name}.out.json"
+    words = {"size": size, "models": str(directory() / "models"), "cases": cases(size, plugin), "out": str(out)}
+    job.write_text(json.dumps(words))
     environment = os.environ | {
         "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CACHE_ROOT": str(directory() / "cache"),
     } | ({} if plugin else {"VLLM_PLUGINS": ""})  # fmt: skip
     script = Path(__file__).with_name("vllm_ranks.py")
-    ran = subprocess.run(
-        [sys.executable, str(script), str(job)], env=environment, timeout=600, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-6000:]
-    return {(found["family"], found["compiled"], found["run"]): found for found in json.loads(out.read_text())}
+    try:
+        ran = subprocess.run(
+            [sys.executable, str(script), str(job)], env=environment, timeout=600, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired as error:
+        return str(error), []
+    if ran.returncode:
+        return ran.stdout[-2000:] + ran.stderr[-6000:], []
+    return "", json.loads(out.read_text())
+
+
+def results(size: int, plugin: bool) -> dict[tuple[str, bool, str], dict[str, Any]]:
+    """By family, whether it is compiled, and run."""
+    failure, found = outcome(size, plugin)
+    assert not failure, failure
+    return {(one["family"], one["compiled"], one["run"]): one for one in found}
 
 
 def difference(ours: dict[str, Any], theirs: dict[str, Any]) -> float:

@@ -100,9 +100,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         running.close()
 
 
-def ask(client: Any, question: str, tokens: int = 12) -> str:
+def ask(client: Any, question: str, tokens: int = 12, **more: Any) -> str:
     answer = client.chat.completions.create(
-        model="demo", messages=[{"role": "user", "content": question}], max_tokens=tokens, temperature=0
+        model="demo",
+        messages=[{"role": "user", "content": question}],
+        max_tokens=tokens,
+        temperature=0,
+        extra_body=more,
     )
     return answer.choices[0].message.content
 
@@ -130,7 +134,7 @@ def test_a_killed_worker_ends_the_server(server: Server) -> None:
     """In the middle of an answer: vLLM notices, the request fails, no process is left waiting for the dead one."""
     worker = int(re.findall(r"\(Worker_TP1 pid=(\d+)\)", server.text())[-1])
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask, server.client(), "Tell me a long story.", 400)
+        answer = pool.submit(ask, server.client(), "Tell me a long story.", 450, ignore_eos=True)
         time.sleep(1.5)
         assert not answer.done()
         os.kill(worker, signal.SIGKILL)

@@ -13,6 +13,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -50,12 +51,20 @@ def rank_main(job: dict[str, Any], rank: int, port: str) -> None:
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["size"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
         VLLM_HOST_IP="127.0.0.1", VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1",
     )  # fmt: skip
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     _meet_at(f"tcp://127.0.0.1:{port}", rank)
     _import_models()
     found = [one for case in job["cases"] for one in run_case(job, case)]
     if rank == 0:
         with open(job["out"], "w", encoding="utf-8") as file:
             json.dump(found, file)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Of a parent that was killed, at a time limit, no rank stays."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _meet_at(address: str, rank: int) -> None:

@@ -70,7 +70,7 @@ def operation(group: Group, args: dict[str, Any], port: int) -> dict[int, dict[s
     from vllm.forward_context import set_forward_context
     from vllm.model_executor.layers.layernorm import RMSNorm
 
-    from tokenweave.integrations.vllm.operation import all_reduce_add_rms_norm
+    from tokenweave.integrations.vllm.operation import EagerReducingRMSNorm, all_reduce_add_rms_norm
     from tokenweave.integrations.vllm.runtime import FUSED, KEY, Runtime
 
     _environment(group, port)
@@ -92,10 +92,16 @@ def operation(group: Group, args: dict[str, Any], port: int) -> dict[int, dict[s
         def stock_compiled(x: torch.Tensor, residual: torch.Tensor) -> object:
             return compiled(tensor_model_parallel_all_reduce(x), residual)
 
-        def fused(x: torch.Tensor, residual: torch.Tensor) -> object:
-            return all_reduce_add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
+        def fused(x: torch.Tensor, residual: torch.Tensor) -> None:
+            all_reduce_add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
 
-        calls = {"vLLM": stock, "vLLM, norm compiled": stock_compiled, "fused": fused}
+        eager = EagerReducingRMSNorm(args["hidden"], dtype=dtype)
+        calls: dict[str, Callable[..., object]] = {
+            "vLLM": stock,
+            "vLLM, norm compiled": stock_compiled,
+            "fused": fused,
+            "fused, eager": eager,
+        }
         for tokens in args["tokens"]:
             source = torch.randn(2, tokens, args["hidden"]).to(dtype)
             found[tokens] = {name: [] for name in calls}
@@ -192,11 +198,11 @@ def _operation_rows(args: argparse.Namespace, ranks: list[Any]) -> list[dict[str
     rows = []
     for tokens in args.tokens:
         medians = {name: statistics.median(_slowest(ranks, tokens, name)) for name in ranks[0][tokens]}
-        best = min(seconds for name, seconds in medians.items() if name != "fused")
+        best = min(seconds for name, seconds in medians.items() if not name.startswith("fused"))
         rows.append(
             {"tokens": tokens}
             | {f"{name}, µs": 1e6 * seconds for name, seconds in medians.items()}
-            | {"vLLM's best ÷ fused": best / medians["fused"]}
+            | {"vLLM's best ÷ fused": best / medians["fused"], "÷ eager": best / medians["fused, eager"]}
         )
     return rows
 

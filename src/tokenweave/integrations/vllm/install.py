@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from vllm import envs
+from vllm.config import CompilationMode
 from vllm.distributed import get_tp_group
 from vllm.logger import init_logger
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -11,8 +12,7 @@ from vllm.model_executor.layers.linear import RowParallelLinear
 
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.integrations.vllm.join import join
-from tokenweave.integrations.vllm.neighbours import let_vllm_look_at_llvmlite
-from tokenweave.integrations.vllm.operation import ReducingRMSNorm
+from tokenweave.integrations.vllm.operation import EagerLastRMSNorm, EagerReducingRMSNorm, ReducingRMSNorm
 from tokenweave.integrations.vllm.planning import agree
 from tokenweave.integrations.vllm.runtime import KEY, Block, Runtime
 from tokenweave.integrations.vllm.settings import VARIABLE, Settings
@@ -30,7 +30,6 @@ def install(model: Any, vllm_config: Any) -> Runtime | None:
     """
     settings = Settings.of_environment()
     ranks = get_tp_group()
-    let_vllm_look_at_llvmlite()
     try:
         for reason in obstacles(model, vllm_config, settings):
             raise ValueError(reason)
@@ -39,7 +38,8 @@ def install(model: Any, vllm_config: Any) -> Runtime | None:
         if ranks.rank_in_group == 0:
             logger.info("TokenWeave is off: %s", error)
         return None
-    _change(model, runtime)
+    compiled = vllm_config.compilation_config.mode != CompilationMode.NONE
+    _change(model, runtime, compiled=compiled)
     vllm_config.compilation_config.static_forward_context[KEY] = runtime
     # A graph compiled with these operations must not be taken from vLLM's cache by a start without them, or vice versa.
     vllm_config.additional_config[KEY] = "reducing norms"
@@ -118,13 +118,15 @@ def _against_lanes(vllm_config: Any) -> str | None:
     return None
 
 
-def _change(model: Any, runtime: Runtime) -> None:
+def _change(model: Any, runtime: Runtime, *, compiled: bool) -> None:
     """The layers stop reducing, and the norms behind them do it."""
     layers = list(model.layers)
     norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
     norms.append(model.norm)
     for norm in norms:
-        norm.__class__ = ReducingRMSNorm
+        norm.__class__ = ReducingRMSNorm if compiled else EagerReducingRMSNorm
+    if not compiled:
+        model.norm.__class__ = EagerLastRMSNorm
     for layer in layers:
         for linear in _row_parallel(layer):
             linear.reduce_results = False

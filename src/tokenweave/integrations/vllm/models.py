@@ -9,7 +9,10 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM as Qwen2
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM as Qwen3
 
 from tokenweave.integrations.vllm.install import install
+from tokenweave.integrations.vllm.neighbours import let_vllm_look_at_llvmlite
 from tokenweave.integrations.vllm.weave import woven
+
+let_vllm_look_at_llvmlite()  # which is loaded now, for the next engine of this process
 
 
 class TokenWeave:
