@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from tokenweave import LLM, SamplingParams
-from tokenweave.models.resolve import resolve
+from tokenweave.layers.batch import Batch
+from tokenweave.models.loading import load_model
+from tokenweave.models.resolve import demo_file, resolve
 
 NEW = 32
 QUESTIONS = [
@@ -40,6 +42,31 @@ def oracle() -> Any:
     import transformers
 
     return transformers.AutoModelForCausalLM.from_pretrained(resolve(None, "float32"), dtype=torch.float32).eval()
+
+
+def test_transformers_reading_of_the_same_file() -> None:
+    """It dequantises, renames and reorders by its own code: logits within 1e-3, and the same 64 greedy tokens."""
+    import transformers
+
+    file = demo_file()
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    parts = [load_model(resolve(None, "float32"), rank=rank, size=2, dtype=torch.float32) for rank in range(2)]
+    prompt = [504, 3575, 282, 4649, 314, 260, 2076, 1089]
+    with LLM(tensor_parallel_size=2, dtype="float32") as llm:
+        params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+        answer = llm.generate([prompt], params, progress=False)[0].token_ids
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt + answer])).logits[0]
+        batch, normed = Batch.prompts([prompt + answer]), None
+        residual = torch.zeros(batch.num_tokens, parts[0].config.hidden_size)
+        for stages in zip(*(part.stages for part in parts), strict=True):
+            residual = sum((stage.compute(normed, batch, None) for stage in stages), residual)
+            normed = stages[0].norm(residual)
+        logits = torch.cat([part.head(normed) for part in parts], dim=1)
+    assert float((logits - expected).abs().max() / expected.abs().max()) <= 1e-3
+    assert len(answer) == 64 and answer == expected[len(prompt) - 1 : -1].argmax(-1).tolist()
 
 
 def test_twenty_prompts_at_every_rank_count(oracle: Any) -> None:
