@@ -16,7 +16,7 @@ def silu_multiply(wide: torch.Tensor) -> torch.Tensor:
     gated = wide.new_empty(tokens, columns)
     if gated.numel():
         block = min(_power_of_two(columns), 1024)
-        grid = (-(-columns // block), tokens)
+        grid = (-(-columns // block) * tokens,)
         gpu.silu_multiply[grid](wide, gated, columns, BLOCK=block, num_warps=max(1, block // 256))
     return gated
 
@@ -48,7 +48,7 @@ def look_up(token_ids: torch.Tensor, table: torch.Tensor, first: int, out: torch
     hidden = table.shape[1]
     if len(token_ids):
         block = min(_power_of_two(hidden), 2048)
-        gpu.look_up[(-(-hidden // block), len(token_ids))](
+        gpu.look_up[(-(-hidden // block) * len(token_ids),)](
             token_ids, table, out, first, len(table), hidden, BLOCK=block, num_warps=4
         )
     return out

@@ -10,8 +10,9 @@ import triton.language as tl
 
 @triton.jit
 def silu_multiply(wide, gated, columns, BLOCK: tl.constexpr):
-    """gated[r] = silu(wide[r, :columns]) * wide[r, columns:]. Grid: (columns / BLOCK, rows)."""
-    row, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """gated[r] = silu(wide[r, :columns]) * wide[r, columns:]. Grid: (rows * columns / BLOCK,); other axes end at 65535."""
+    blocks = tl.cdiv(columns, BLOCK)
+    row, column = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
     start = wide + row * 2 * columns
     gate = tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
@@ -42,12 +43,13 @@ def add_rms_norm(rows, residual, weight, eps, hidden, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first", "count"])
 def look_up(token_ids, table, out, first, count, hidden, BLOCK: tl.constexpr):
-    """out[t] = table[token_ids[t] - first], or zeros where that is another rank's. Grid: (hidden / BLOCK, tokens)."""
-    token, column = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    """out[t] = table[token_ids[t] - first], or zeros where that is another rank's. Grid: (tokens * hidden / BLOCK,)."""
+    blocks = tl.cdiv(hidden, BLOCK)
+    token, column = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     local = tl.load(token_ids + token) - first
-    inside, owned = column < hidden, (local >= 0) & (local < count)
-    found = tl.load(table + local * hidden + column, mask=inside & owned, other=0.0)
-    tl.store(out + token * hidden + column, found, mask=inside)
+    owned = tl.where((local >= 0) & (local < count), hidden, 0)
+    found = tl.load(table + local * hidden + column, mask=column < owned, other=0.0)
+    tl.store(out + token * hidden + column, found, mask=column < hidden)
 
 
 @triton.jit(
@@ -97,7 +99,7 @@ def rotate_and_cache(
         tl.store(where, left, mask=inside)
         tl.store(where + HALF, right, mask=inside)
         slot = tl.load(slots + token)
-        kept = inside & (slot >= 0)
+        kept = inside & (head < tl.where(slot >= 0, KV_HEADS, 0))[:, None]
         target = slot * kv_size + column
         tl.store(key_cache + target, left, mask=kept)
         tl.store(key_cache + target + HALF, right, mask=kept)
