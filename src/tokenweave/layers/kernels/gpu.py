@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def silu_multiply(wide, gated, columns, BLOCK: tl.constexpr):
-    """gated[r] = silu(wide[r, :columns]) * wide[r, columns:]. Grid: (rows * columns / BLOCK,); other axes end at 65535."""
+    """gated[r] = silu(wide[r, :columns]) * wide[r, columns:]. Grid: (rows * columns / BLOCK,): other axes are short."""
     blocks = tl.cdiv(columns, BLOCK)
     row, column = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     inside = column < columns
