@@ -7,8 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tokenweave.integrations.vllm.benchmark import engine, write_shape
-from tokenweave.integrations.vllm.settings import VARIABLE
+from tokenweave.integrations.vllm.benchmark import engine, prepare, write_shape
 
 ENGINES = {"vLLM": "off", "fused": "fused", "weave": "weave"}
 
@@ -33,11 +32,17 @@ def main() -> None:
             if question == "go":
                 if settings["without_shared_memory"]:
                     _talk_over_the_network()
+                where = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+                prepare(where, int(os.environ["RANK"]))  # before an engine is made with the plugin off
                 write_shape(Path(directory), settings["layers"])
                 for name, mode in ENGINES.items():
-                    os.environ[VARIABLE] = mode
                     engines[name] = engine(
-                        directory, 2, dtype=settings["dtype"], compiled=False, max_tokens=settings["tokens"] + 16
+                        directory,
+                        2,
+                        mode=mode,
+                        dtype=settings["dtype"],
+                        compiled=False,
+                        max_tokens=settings["tokens"] + 16,
                     )
                 answer("loaded")
                 continue

@@ -6,6 +6,8 @@ imported here. A model that is then built in a worker is changed by `install`, o
 why. What it needs at every step is a `Runtime`.
 """
 
+import logging
+
 from tokenweave.integrations.vllm.neighbours import let_vllm_look_at_llvmlite
 from tokenweave.integrations.vllm.settings import Settings, obstacle
 
@@ -25,7 +27,7 @@ def register() -> None:
     reason = obstacle(settings)
     if reason is not None:
         if parent_process() is None:  # the workers need not repeat it
-            logger.info("TokenWeave is off: %s", reason)
+            logger.log(logging.INFO if settings.mode == "off" else logging.WARNING, "TokenWeave is off: %s", reason)
         return
     let_vllm_look_at_llvmlite()  # if this process has it loaded already
     from vllm.model_executor.models.registry import ModelRegistry

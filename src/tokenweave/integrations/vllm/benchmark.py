@@ -125,9 +125,8 @@ def prefill(group: Group, args: dict[str, Any], port: int) -> dict[int, dict[str
     with tempfile.TemporaryDirectory() as directory:
         write_shape(Path(directory), args["layers"])
         for name, mode in (("vLLM", "off"), ("plugin", "auto")):
-            os.environ[VARIABLE] = mode
             engines[name] = engine(
-                directory, group.size, dtype=args["dtype"], compiled=args["compiled"], max_tokens=most + 16
+                directory, group.size, mode=mode, dtype=args["dtype"], compiled=args["compiled"], max_tokens=most + 16
             )
     found: dict[int, dict[str, list[float]]] = {}
     for tokens in args["tokens"]:
@@ -162,16 +161,24 @@ def write_shape(directory: Path, layers: int) -> None:
     (directory / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": layers}), encoding="utf-8")
 
 
-def engine(directory: str, ranks: int, *, dtype: str, compiled: bool, max_tokens: int) -> Callable[[Any], object]:
-    """Runs prompts through an engine of vLLM that lives in this process, one token each."""
+def engine(
+    directory: str, ranks: int, *, mode: str, dtype: str, compiled: bool, max_tokens: int
+) -> Callable[[Any], object]:
+    """Runs prompts through an engine of vLLM that lives in this process, one token each. mode: the plugin's.
+
+    Raises RuntimeError if the plugin is off that should be on."""
     from vllm import LLM, SamplingParams
 
+    os.environ[VARIABLE] = mode
     llm = LLM(
         directory, tensor_parallel_size=ranks, distributed_executor_backend="external_launcher", load_format="dummy",
         skip_tokenizer_init=True, dtype=dtype, enforce_eager=not compiled, max_model_len=max_tokens,
         max_num_batched_tokens=max_tokens, max_num_seqs=4, enable_prefix_caching=False,
         kv_cache_memory_bytes=256 << 20,
     )  # fmt: skip
+    runtime = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model.tokenweave
+    if (runtime is None) != (mode == "off"):
+        raise RuntimeError(f"the plugin is {'off' if runtime is None else 'on'} in mode {mode}")
     params = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
     return lambda prompt: llm.generate(prompt, params, use_tqdm=False)
 

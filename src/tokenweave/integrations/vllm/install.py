@@ -1,5 +1,6 @@
 """Changes a stock vLLM model in place, or says why it is left as it is."""
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,8 +36,9 @@ def install(model: Any, vllm_config: Any) -> Runtime | None:
             raise ValueError(reason)
         runtime, account = _runtime(model, vllm_config, settings)
     except (ValueError, CommunicationError) as error:
+        expected = ranks.world_size == 1 or not settings.asked and vllm_config.device_config.device_type == "cuda"
         if ranks.rank_in_group == 0:
-            logger.info("TokenWeave is off: %s", error)
+            logger.log(logging.INFO if expected else logging.WARNING, "TokenWeave is off: %s", error)
         return None
     compiled = vllm_config.compilation_config.mode != CompilationMode.NONE
     _change(model, runtime, compiled=compiled)
