@@ -23,7 +23,7 @@ def train_and_save(group: Group, case: Case, directory: Path, steps: range, faul
         if fault == "full disk" and step == steps.stop - 1:
             os.posix_fallocate = _full  # type: ignore[assignment]
         if fault == "half written" and step == steps.stop - 1:
-            (directory / ".unfinished-step-00000099" / "weights").mkdir(parents=True)
+            (directory / ".unfinished-step-00000099" / "weights").mkdir(parents=True, exist_ok=True)
             return losses
         save(trainer, directory, step + 1, {"step": step + 1})
     return losses

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from tokenweave.bench import output
+from tokenweave.bench import comm_columns, output
 from tokenweave.comm import Collective, Group, launch
 from tokenweave.execute.modes import REDUCTIONS, SHARDED
 from tokenweave.layers.norm import RMSNorm
@@ -49,11 +49,12 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--tp, --hidden and --tokens must be at least 1")
     if args.plot:
         output.figure()  # refuses before the work, not after it
-    rows = []
+    rows, columns = [], []
     for name in tqdm(args.collective, unit="collective", disable=None, leave=False):
         job = (args.hidden, getattr(torch, args.dtype), tuple(args.tokens), args.repeats)
         pin = args.tp <= len(os.sched_getaffinity(0))
         rows += _rows(name, launch(measure, args.tp, name, args=job, threads=1, pin=pin), args)
+        columns += comm_columns.compare(name, args.tp, args.hidden, job[1], args.tokens, args.repeats)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     print(
         f"{args.tp} ranks, pinned if the cores suffice, one thread each, hidden size {args.hidden}, "
@@ -61,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
         "MB: read and written by a rank, if every operation were one perfect kernel. passes: times a row goes through "
         "memory.\ncopy %: bytes a second, beside those of all ranks at once copying as many bytes in as much memory"
     )
+    print(f"\n{comm_columns.shown(columns)}\nEach rank has 1/{args.tp} of the columns; all ranks get all.")
     if args.json:
-        output.write_json(args.json, rows)
+        output.write_json(args.json, rows, columns=columns)
     if args.plot:
         _plot(args.plot, rows)
     return 0
