@@ -109,6 +109,17 @@ def layer_work(config: ModelConfig, queries: slice, kv: slice, columns: int) -> 
     return config.hidden_size * config.head_dim * heads + columns * column_work(config)
 
 
+def rank_work(config: ModelConfig, part: Shard) -> int:
+    """Multiplications per token of one rank's part of all layers."""
+    dense, sparse = part.mlp_columns.stop - part.mlp_columns.start, 0
+    layers_with_experts = 0
+    if config.experts is not None:
+        layers_with_experts = sum(config.experts.layers)
+        sparse = config.experts.per_token * (part.expert_columns.stop - part.expert_columns.start)
+    per_kind = ((config.num_hidden_layers - layers_with_experts, dense), (layers_with_experts, sparse))
+    return sum(n * layer_work(config, part.query_heads, part.kv_heads, columns) for n, columns in per_kind)
+
+
 def _heads(config: ModelConfig, size: int, rank: int) -> tuple[slice, slice]:
     """Query and KV heads of a rank."""
     groups, per_group = config.num_key_value_heads, config.queries_per_group

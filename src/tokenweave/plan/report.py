@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tokenweave.config import ModelConfig, Shard
+from tokenweave.config.sharding import rank_work
 from tokenweave.plan.analytical import AnalyticalCosts, Matmul
 from tokenweave.plan.choose import Choice, choose
 from tokenweave.plan.costs import LAYER
@@ -76,7 +77,8 @@ def step_row(costs: AnalyticalCosts, tokens: int, context: int) -> dict[str, Any
 
 
 def balance_rows(costs: AnalyticalCosts) -> list[dict[str, Any]]:
-    """What each rank is dealt."""
+    """What each rank is dealt. work: of all layers' matmuls, as a multiple of the mean."""
+    works = [rank_work(costs.config, part) for part in costs.shards]
     return [
         {
             "rank": part.rank,
@@ -85,8 +87,9 @@ def balance_rows(costs: AnalyticalCosts) -> list[dict[str, Any]]:
             **_columns(costs.config, part),
             "vocabulary_rows": part.vocab_rows.stop - part.vocab_rows.start,
             "parameters": rank_parameters(costs.config, part),
+            "work": round(work * costs.size / sum(works), 4),
         }
-        for part in costs.shards
+        for part, work in zip(costs.shards, works, strict=True)
     ]
 
 

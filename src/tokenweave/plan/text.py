@@ -98,14 +98,18 @@ def _memory_text(found: dict[str, Any]) -> str:
 
 def _balance_text(rows: Sequence[dict[str, Any]]) -> str:
     headers = list(rows[0])
-    dealt: dict[tuple[int, ...], list[int]] = {}  # ranks that hold the same
+    dealt: dict[tuple[float, ...], list[int]] = {}  # ranks that hold the same
     for row in rows:
         dealt.setdefault(tuple(row[name] for name in headers[1:]), []).append(row["rank"])
     cells = [[", ".join(map(str, ranks)), *map(str, parts)] for parts, ranks in dealt.items()]
     mean = sum(row["parameters"] for row in rows) / len(rows)
     heaviest = max(row["parameters"] for row in rows) / mean
     table = _table(["ranks", *(name.replace("_", " ") for name in headers[1:])], cells)
-    return f"What each rank is dealt\n{table}\nThe heaviest rank holds {heaviest:.3f} x the mean."
+    work = max(row["work"] for row in rows)
+    return (
+        f"What each rank is dealt\n{table}\n"
+        f"The heaviest rank holds {heaviest:.3f} x the mean, and has {work:.3f} x the mean work."
+    )
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
