@@ -31,6 +31,7 @@ WARM, BLOCK = 3, 12  # untimed and timed calls in a row, so that a mode meets th
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tp", type=int, default=2, help="ranks (default: 2)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: a GPU for each rank")
     parser.add_argument("--hidden", type=int, default=4096, help="hidden size (default: 4096)")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument(
@@ -49,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--tp, --hidden and --tokens must be at least 1")
     if args.plot:
         output.figure()  # refuses before the work, not after it
+    if args.device == "cuda":
+        from tokenweave.bench import comm_gpus
+
+        return comm_gpus.run(args)
     rows, columns = [], []
     for name in tqdm(args.collective, unit="collective", disable=None, leave=False):
         job = (args.hidden, getattr(torch, args.dtype), tuple(args.tokens), args.repeats)
