@@ -13,7 +13,7 @@ COMMANDS = {
     "chat": ("tokenweave.cli.chat", "hold a conversation"),
     "plan": ("tokenweave.cli.plan", "predict latency and memory per rank; needs no hardware"),
     "tune": ("tokenweave.cli.tune", "measure this machine for a model; every step is then planned from that"),
-    "trace": ("tokenweave.cli.trace", "record steps: a Chrome trace and a picture of lanes over time"),
+    "trace": ("tokenweave.cli.trace", "record steps of CPU ranks: a Chrome trace and a picture of lanes over time"),
     "train": ("tokenweave.cli.train", "train a model on text files, from scratch or further"),
     "convert": ("tokenweave.cli.convert", "write a model as a directory that transformers loads"),
     "doctor": ("tokenweave.cli.doctor", "which collective this machine gets, and why not a better one"),
