@@ -55,7 +55,12 @@ def test_add_rms_norm(dtype: torch.dtype, wide_weight: bool, rows: int, hidden: 
     else:
         assert residual.equal(y)
     y = residual.double()  # of a y that is cut off, the norm is of that one
-    close(x, y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * weight.double(), dtype, ulps=2)
+    scaled = y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt()
+    close(x, scaled * weight.double(), dtype, ulps=2)
+    if dtype == torch.float16 and x.numel() > 1000:
+        # rounded before the weight: but for a scaled number near a tie, to the last bit
+        exact = (scaled.to(dtype).float() * weight.float()).to(dtype)
+        assert (x == exact).float().mean() > 0.98
 
 
 def test_add_rms_norm_lets_nan_and_infinity_through() -> None:
@@ -126,6 +131,7 @@ def turned(heads: torch.Tensor, positions: torch.Tensor, angles: torch.Tensor) -
         ([1], [1], 1, 1, 8, False),
         ([3, 1, 5], [3, 9, 18], 3, 1, 24, False),
         ([2, 7], [66, 7], 6, 2, 16, True),
+        ([1], [149], 2, 1, 8, False),
         ([1, 1, 1], [33, 1, 13], 4, 4, 8, True),
     ],
 )
@@ -136,7 +142,7 @@ def test_rotate_and_cache(
     step = Requests(counts, contexts, kv_heads=kv_heads, size=size, dtype=dtype)
     tokens = sum(counts)
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * size).to(dtype)
-    angles = torch.rand(80, size // 2, dtype=torch.float64) * 6
+    angles = torch.rand(160, size // 2, dtype=torch.float64) * 6
     tables = angles.cos().float(), angles.sin().float()
     norm = HeadNorm(torch.rand(size).to(dtype) + 0.5, torch.rand(size).to(dtype) + 0.5, 1e-5) if normed else None
     before = qkv.double().unflatten(1, (-1, size)), step.keys.clone(), step.values.clone()
