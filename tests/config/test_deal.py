@@ -57,13 +57,14 @@ def model(heads: int, kv_heads: int, hidden: int, columns: int, size: int, exper
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("experts", [False, True])
 def test_no_rank_has_over_a_tenth_more_work_than_the_mean(name: str, experts: bool) -> None:
-    config = model(*MODELS[name], experts)
+    config, columns = model(*MODELS[name], experts), MODELS[name][3]
     uneven = 0
     for size in range(1, min(14, config.num_attention_heads) + 1):
         parts = [shard(config, size, rank) for rank in range(size)]
         works = [rank_work(config, part) for part in parts]
         assert max(works) <= HEAVIEST * sum(works) / size, f"{size} ranks"
         widths = [p.expert_columns if experts else p.mlp_columns for p in parts]
+        assert all((p.stop - p.start) % (64 if columns >= 14336 else 8) == 0 for p in widths if size <= 6)
         uneven += len({part.stop - part.start for part in widths}) > 2
     if name in ("demo", "llama 8b") and not experts:  # control: some of these needed it
         assert uneven > 0

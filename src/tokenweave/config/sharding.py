@@ -88,10 +88,8 @@ def shard(config: ModelConfig, size: int, rank: int) -> Shard:
     return Shard(
         query_heads=queries,
         kv_heads=kv,
-        mlp_columns=_own(deal(config.intermediate_size, column_work(config), attention), rank),
-        expert_columns=_own(deal(expert_columns, per_token * column_work(config), attention), rank)
-        if expert_columns
-        else slice(0, 0),
+        mlp_columns=_own(_dealt(config.intermediate_size, column_work(config), attention), rank),
+        expert_columns=_own(_dealt(expert_columns, per_token * column_work(config), attention), rank),
         vocab_rows=partition(config.vocab_size, size, rank),
         rank=rank,
         size=size,
@@ -130,6 +128,18 @@ def _heads(config: ModelConfig, size: int, rank: int) -> tuple[slice, slice]:
     sharers = partition(size, groups, group)
     own = partition(per_group, sharers.stop - sharers.start, rank - sharers.start)
     return slice(group * per_group + own.start, group * per_group + own.stop), slice(group, group + 1)
+
+
+def _dealt(columns: int, work: int, others: Sequence[int]) -> list[int]:
+    """`deal` by bundles of columns: a power of two, so that on a GPU rows of weights begin where it reads fast (16
+    bytes), and matmuls end with a tile. At most 64, and so that the last bundle is no more than 1/32 of a rank's part.
+    """
+    bundle = 64
+    while bundle > 1 and (columns % bundle or columns < 32 * bundle * len(others)):
+        bundle //= 2
+    return (
+        [bundle * count for count in deal(columns // bundle, bundle * work, others)] if columns else [0] * len(others)
+    )
 
 
 def _own(counts: Sequence[int], rank: int) -> slice:
