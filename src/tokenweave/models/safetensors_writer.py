@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,15 +13,15 @@ _NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def header(shapes: Mapping[str, Sequence[int]], dtype: torch.dtype) -> tuple[bytes, dict[str, int], int]:
-    """The beginning of a file of these tensors, where each tensor's data then lies behind it, and where they all end."""
-    entries, offset = {}, 0
+    """The beginning of a file of these tensors, where each tensor's data lies behind it, and where they all end."""
+    entries: dict[str, dict[str, Any]] = {}
+    starts, offset = {}, 0
     for name, shape in shapes.items():
-        end = offset + math.prod(shape) * dtype.itemsize
+        starts[name], end = offset, offset + math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
     text += b" " * (-len(text) % 8)  # the data starts aligned
-    starts = {name: entry["data_offsets"][0] for name, entry in entries.items()}
     return len(text).to_bytes(8, "little") + text, starts, offset
 
 
