@@ -16,7 +16,7 @@ import pytest
 from vllm_models import with_even_heads
 
 pytestmark = pytest.mark.vllm
-START_SECONDS, END_SECONDS = 240, 60
+START_SECONDS, END_SECONDS = 400, 60
 REQUESTS = 50
 
 
