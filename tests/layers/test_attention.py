@@ -87,10 +87,12 @@ def test_bias_on_every_rank_is_seen() -> None:
     assert distance(total + first.output.bias, oracle) > 1e-2
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", HALF_TOLERANCE)
 @pytest.mark.parametrize("requests", [REQUESTS["mixed"], [(65, 65), (1, 30)]])
-def test_half_types_are_as_exact_as_torch(dtype: torch.dtype, requests: list[tuple[int, int]]) -> None:
-    """65 rows of bfloat16 take the path on which torch multiplies."""
+def test_half_types_are_as_exact_as_torch(dtype: torch.dtype, requests: list[tuple[int, int]], threads: int) -> None:
+    """65 rows of bfloat16 on two threads take the path on which torch multiplies."""
+    torch.set_num_threads(threads)
     errors: dict[bool, list[float]] = {True: [], False: []}
     for config in (EVERYTHING, DEMO, ONE_KV):
         checkpoint = tensors(config, dtype=dtype)

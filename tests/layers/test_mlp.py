@@ -49,10 +49,11 @@ def test_activations(activation: str, gated: bool, kernels: bool) -> None:
         torch.testing.assert_close(make(config)(x, NONE, x), fresh)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 49])
+@pytest.mark.parametrize("threads, tokens", [(1, 1), (1, 7), (1, 49), (2, 49)])
 @pytest.mark.parametrize("dtype", HALF_TOLERANCE)
-def test_half_types_are_as_exact_as_torch(dtype: torch.dtype, tokens: int) -> None:
-    """49 rows of bfloat16 take the path on which torch multiplies."""
+def test_half_types_are_as_exact_as_torch(dtype: torch.dtype, threads: int, tokens: int) -> None:
+    """49 rows of bfloat16 on two threads take the path on which torch multiplies."""
+    torch.set_num_threads(threads)
     x = torch.randn(tokens, EVERYTHING.hidden_size).to(dtype)
     oracle = mlp_oracle(tensors(EVERYTHING, dtype=dtype), x)
     errors = []

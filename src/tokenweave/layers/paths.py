@@ -4,24 +4,26 @@ Kernel / torch 2.13, µs, for a [640, 576] matrix that is not in its own caches;
 same held to AVX2:
 
     rows                1          4          16          64           512
-    bfloat16            18 / 59    14 / 62    40 / 77     160 / 149    1070 / 826
+    bfloat16            18 / 59    14 / 62    32 / 52     114 / 120   804 / 809
     float32             30 / 91    41 / 128   105 / 205   331 / 541    2400 / 3530
     float16             16 / 31    20 / 121   66 / 480    263 / 1936   2050 / 15115
     bfloat16, AVX2      18 / 32    47 / 119   184 / 476   701 / 1906
     float32, AVX2       39 / 86    53 / 129   205 / 205   799 / 516
 
+bfloat16 with AVX-512 but without its bfloat16 products takes 160 at 64 rows and 1070 at 512, by kernel.
 A kernel uses one core, torch its threads: with two it catches up at 16 rows, with more at once or soon after.
 """
 
 import torch
 
+from tokenweave.layers.kernels import pairs
 from tokenweave.layers.kernels.views import STORED
 
 ALL = 1 << 62
 _WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
 # the most rows that kernels multiply where torch has 1, 2 and more threads
 MOST_ROWS = {
-    torch.bfloat16: (48 if _WIDE else ALL, 16, 4),
+    torch.bfloat16: (48 if _WIDE and not pairs.available() else ALL, 16, 4),
     torch.float32: (ALL if _WIDE else 16, 16, 4),
     torch.float16: (ALL, ALL, ALL),  # torch has no fast path for it
 }

@@ -76,3 +76,15 @@ def test_large_scores_do_not_overflow() -> None:
 def test_many_queries_of_one_key_head() -> None:
     out, oracle = run(torch.float32, new=2, context=20, block_size=16, heads=37, kv_heads=1, size=16)
     assert (out.double() - oracle).abs().max() < 2e-6 * oracle.abs().max()
+
+
+@pytest.mark.parametrize("size", [16, 64, 80, 128])
+@pytest.mark.parametrize("new, context", [(16, 16), (17, 18), (33, 33), (50, 97), (77, 160), (64, 577)])
+def test_many_bfloat16_queries(new: int, context: int, size: int) -> None:
+    """Their weights are rounded to bfloat16, by 4e-3 of each at most, as in torch's own."""
+    for heads, kv_heads, block_size, window in (
+        (6, 2, 16, WHOLE_CONTEXT), (3, 3, 5, 7), (4, 1, 1, 1), (8, 2, 64, 40), (5, 1, 3, context), (7, 1, 16, 33),
+    ):  # fmt: skip
+        out, oracle = run(torch.bfloat16, new=new, context=context, block_size=block_size, heads=heads,
+                          kv_heads=kv_heads, size=size, window=window)  # fmt: skip
+        assert (out.double() - oracle).abs().max() < 1.5 * ROUNDING[torch.bfloat16] * oracle.abs().max()

@@ -1,3 +1,4 @@
+import itertools
 import os
 import subprocess
 import sys
@@ -7,17 +8,18 @@ import pytest
 import torch
 from kernel_cases import DTYPES, ROUNDING, edges_untouched, guarded, rows
 
-from tokenweave.layers.kernels.linear import DEPTH, project_rows
+from tokenweave.layers.kernels.linear import DEPTH, FEW, project_rows
 from tokenweave.layers.kernels.views import as_array, empty
 
 # one of each remainder: of 4 weight rows, of 64 outputs, of 4 tokens, of 32 inputs, of DEPTH inputs
 SHAPES = [(1, 1, 1), (1, 3, 31), (2, 5, 13), (3, 64, 33), (4, 67, 64), (5, 130, 577), (13, 4, 32), (33, 65, 96)]
+MANY = [(17, 12, 34), (32, 16, 2), (49, 97, 64), (64, 100, 30), (77, 577, 66), (130, 200, 96)]  # tokens side by side
 DEEP = [(1, 3, DEPTH), (5, 6, DEPTH + 1), (2, 66, 2 * DEPTH + 45), (70, 5, DEPTH + 32)]
 
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens, outputs, inputs", SHAPES + DEEP)
+@pytest.mark.parametrize("tokens, outputs, inputs", SHAPES + MANY + DEEP)
 def test_equals_the_product(tokens: int, outputs: int, inputs: int, dtype: torch.dtype, bias: bool) -> None:
     x, x_array = rows(dtype, tokens, inputs)
     weight, weight_array = rows(dtype, outputs, inputs)
@@ -43,15 +45,26 @@ def test_a_row_does_not_depend_on_the_others(dtype: torch.dtype) -> None:
         assert (part == together[first : first + count]).all()
 
 
+def test_among_many_a_bfloat16_row_does_not_depend_on_how_many() -> None:
+    x, _ = rows(torch.bfloat16, 77, 2 * DEPTH + 34)
+    weight, weight_array = rows(torch.bfloat16, 35, 2 * DEPTH + 34)
+    found = []
+    for first, count in ((0, 77), (0, FEW + 1), (33, 33), (40, 37)):
+        out = torch.empty(count, 35, dtype=torch.bfloat16)
+        project_rows(x[first:].data_ptr(), out.data_ptr(), count, weight_array, empty(torch.bfloat16))
+        found.append((first, out))
+    assert all(torch.equal(out, found[0][1][first : first + len(out)]) for first, out in found)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("position", [0, 31, 40])  # 32 of the 41 inputs go by vectors
 def test_nan_and_infinity_pass_through(dtype: torch.dtype, position: int) -> None:
-    for value in (float("nan"), float("inf")):
-        x, _ = rows(dtype, 6, 41)
-        weight = torch.ones(5, 41, dtype=dtype)
+    for value, tokens, inputs in itertools.product((float("nan"), float("inf")), (6, 20), (41, 42)):
+        x, _ = rows(dtype, tokens, inputs)
+        weight = torch.ones(5, inputs, dtype=dtype)
         x[2, position], weight[3, position] = value, value
-        out = torch.empty(6, 5, dtype=dtype)
-        project_rows(x.data_ptr(), out.data_ptr(), 6, as_array(weight), empty(dtype))
+        out = torch.empty(tokens, 5, dtype=dtype)
+        project_rows(x.data_ptr(), out.data_ptr(), tokens, as_array(weight), empty(dtype))
         oracle = x.double() @ weight.double().T
         assert torch.equal(out.isnan(), oracle.isnan()) and torch.equal(out.isinf(), oracle.isinf())
 

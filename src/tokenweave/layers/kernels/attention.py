@@ -15,6 +15,7 @@ import numpy as np
 from tokenweave.layers.kernels.exponential import exponential
 from tokenweave.layers.kernels.jit import kernel, part, summing_part
 from tokenweave.layers.kernels.linear import project
+from tokenweave.layers.kernels.prefill import attend_many, attends_many, copy, divide
 from tokenweave.layers.kernels.simd import (
     LANES,
     highest,
@@ -77,12 +78,6 @@ def prepare(qkv, heads, norms, rotation, cache, positions, slots):
         copy(row_at(keys, keys.ctypes.data + place, length), row_at(qkv, row + heads * size * width, length))
         start = row + (heads + kv_heads) * size * width
         copy(row_at(values, values.ctypes.data + place, length), row_at(qkv, start, length))
-
-
-@part
-def copy(target, source):
-    for i in range(target.size):
-        target[i] = source[i]
 
 
 @part
@@ -201,20 +196,17 @@ def attend(queries, begin, new, heads, context, tables, request, cache, window, 
 
 
 @part
-def divide(sums, weight, out):
-    inverse = np.float32(1.0) / weight
-    for i in range(out.size):
-        out[i] = narrow(out, sums[i] * inverse)
-
-
-@part
 def attend_all(qkv, attended, norms, rotation, cache, step, window):
     positions, offsets, contexts, slots, tables = step
     heads = attended.shape[1] // cache[0].shape[3]
     prepare(qkv, heads, norms, rotation, cache, positions, slots)
     for request in range(contexts.size):
         begin, end = offsets[request], offsets[request + 1]
-        attend(qkv, begin, end - begin, heads, contexts[request], tables, request, cache, window, attended)
+        new = end - begin
+        if attends_many(cache[0], new, new * heads // cache[0].shape[2]):
+            attend_many(qkv, begin, new, heads, contexts[request], tables, request, cache, window, attended)
+        else:
+            attend(qkv, begin, new, heads, contexts[request], tables, request, cache, window, attended)
 
 
 @kernel
