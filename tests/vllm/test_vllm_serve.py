@@ -85,6 +85,9 @@ class Server:
             except ProcessLookupError:
                 pass
         self.process.wait()
+        for name in set(re.findall(r"vllm_dist_\w+", self.text())):  # a killed worker's
+            for memory in Path("/dev/shm").glob(f"{name}-*"):
+                memory.unlink()
 
 
 @pytest.fixture(scope="module")

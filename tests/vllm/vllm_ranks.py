@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from vllm_models import ARCHITECTURES, VOCABULARY
@@ -41,6 +42,9 @@ def main() -> None:
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
+        for memory in Path("/dev/shm").glob(f"{port}-tp*"):  # vLLM leaves it in this mode
+            memory.unlink()
     sys.exit(max(abs(rank.wait()) for rank in ranks))
 
 

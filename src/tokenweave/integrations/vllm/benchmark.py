@@ -47,7 +47,11 @@ def main() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     rank_main = operation if args.what == "operation" else prefill
-    ranks = launch(rank_main, args.tp, "shared_memory", args=(vars(args), port), threads=1, pin=True)
+    try:
+        ranks = launch(rank_main, args.tp, "shared_memory", args=(vars(args), port), threads=1, pin=True)
+    finally:
+        for memory in Path("/dev/shm").glob(f"{port}-tp*"):  # vLLM leaves it when its ranks end
+            memory.unlink()
     rows = _operation_rows(args, ranks) if args.what == "operation" else _prefill_rows(args, ranks)
     cells = [list(rows[0]), *([_shown(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
