@@ -16,8 +16,9 @@ SIZES = (0, 1, 2, 3, 5, 13, 33, 577)
 
 
 def draw(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The same numbers on every rank."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    """The same numbers on every rank, on the default device, as all tensors here."""
+    device = torch.get_default_device()
+    return torch.randn(*shape, generator=torch.Generator(device).manual_seed(seed), device=device).to(dtype)
 
 
 def inputs(group: Group, tokens: int, hidden: int, dtype: torch.dtype, wide: bool):
@@ -43,7 +44,7 @@ def same(
 
 def digest(*tensors: torch.Tensor) -> str:
     return hashlib.sha256(
-        b"".join(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for t in tensors)
+        b"".join(t.contiguous().view(-1).view(torch.uint8).cpu().numpy().tobytes() for t in tensors)
     ).hexdigest()
 
 

@@ -20,6 +20,8 @@ class Collective(Protocol):
     or came with other shapes, CommunicationError names rank, operation and lane on every rank, and the group is closed.
     """
 
+    rank: int
+    size: int
     copies: int  # partials that were not in a communication buffer and had to be copied in
 
     def buffer(self, lane: int, tokens: int) -> torch.Tensor:

@@ -120,6 +120,8 @@ def emulated_group(emulation: Emulation, device: str = "cuda", timeout: float = 
     """Rank 0 of an emulated group, in this process."""
     place = torch.device(device)
     place = torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
+    torch.cuda.set_device(place)
+    torch.cuda.synchronize(place)  # makes CUDA's context, in which kernels are loaded
     return Group(
         0, emulation.size, device=str(place), collective="emulated", timeout=timeout, opener=Emulated(emulation, place)
     )

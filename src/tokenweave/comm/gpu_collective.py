@@ -141,8 +141,6 @@ class GpuCollective:
     ) -> torch.Tensor:  # fmt: skip
         rows = own.buffer if rows is None else rows
         weight = rows if weight is None else weight
-        if rows.data_ptr() % 16 or weight.data_ptr() % 16:
-            raise ValueError("residual, rows and weight must begin at multiples of 16 bytes")
         blocks = DEFAULT_BUDGET if budget is None else budget
         if blocks < 1:
             raise ValueError(f"budget must be at least 1 thread block, got {budget}")

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from dataclasses import asdict
 
 import torch
@@ -12,7 +13,7 @@ from tokenweave.comm.control import CONTROL_BYTES, Control
 from tokenweave.comm.gpu_collective import GpuCollective, GpuLane, RowKernels, lane_words, refuse_in_capture
 from tokenweave.comm.kernels.compiler import Tiling
 from tokenweave.comm.kernels.lane_words import LaneWord
-from tokenweave.comm.kernels.loaded import address_on_gpu, bulk_kernels, plain_kernels
+from tokenweave.comm.kernels.loaded import address_on_gpu, bulk_kernels, multicast_kernels, plain_kernels
 from tokenweave.comm.operations import explain
 from tokenweave.comm.peers import PeerLane, PeerMemory
 from tokenweave.comm.shape import CollectiveShape
@@ -43,7 +44,8 @@ class Symmetric:
         self._world.meet(shape.timeout)
         self._agree(shape)
         memory = PeerMemory(shape, self._world, self._device)
-        kernels = _kernels(shape, self._world, self._device)
+        multicast = self._world.exchange(f"multicast/{self._opened}", str(memory.multicast and _multicast_allowed()))
+        kernels = _kernels(shape, self._world, self._device, multicast=all(word == "True" for word in multicast))
         self._world.meet(shape.timeout)  # every rank's flags are down, and its kernels compiled
         return SymmetricCollective(shape, self._world, self._device, memory, kernels, self._control, self._page)
 
@@ -63,7 +65,8 @@ class Symmetric:
 
 
 class SymmetricCollective(GpuCollective):
-    """See `Collective` and `GpuCollective`. Sums are in rank order. gather and broadcast leave the lanes' buffers
+    """See `Collective` and `GpuCollective`. Sums are in rank order, but for multicast, where the switch sums
+    in its own and rounds before the residual is added. gather and broadcast leave the lanes' buffers
     alone; barrier and what brings CPU tensors wait for the stream."""
 
     def __init__(
@@ -116,10 +119,16 @@ class SymmetricCollective(GpuCollective):
             self.check()
 
 
-def _kernels(shape: CollectiveShape, world: World, device: torch.device) -> RowKernels:
+def _multicast_allowed() -> bool:
+    return os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") in ("", "0")
+
+
+def _kernels(shape: CollectiveShape, world: World, device: torch.device, *, multicast: bool) -> RowKernels:
     """Those that move such rows on such a GPU. It depends on what is the same on every rank."""
     capability = torch.cuda.get_device_capability(device)
     tiling = Tiling.of(shape.row_bytes)
+    if multicast and capability >= (9, 0) and shape.row_bytes % 16 == 0:
+        return multicast_kernels(shape.dtype, shape.hidden_size, capability, device.index)
     if tiling is not None and capability >= (9, 0):
         return bulk_kernels(shape.dtype, shape.hidden_size, tiling, capability, device.index, emulated=False)
     return plain_kernels(shape.dtype, shape.hidden_size, capability, device, rank=world.rank, size=world.size)

@@ -109,7 +109,6 @@ __device__ __forceinline__ void run(u64* lane, char* rows, const void* weight, i
         }
     } else {
         float values[PER_THREAD][VECTOR];
-        Weight<WIDE> weights[PER_THREAD];
         auto each = [&](auto body) {
 #pragma unroll
             for (int i = 0; i < PER_THREAD; ++i) {
@@ -117,7 +116,6 @@ __device__ __forceinline__ void run(u64* lane, char* rows, const void* weight, i
                 if (CHUNKS % THREADS == 0 || chunk < CHUNKS) body(i, chunk);
             }
         };
-        if (OP == FUSED) each([&](int i, int chunk) { weights[i].load(weight, chunk); });
         u32 stage = 0, parity = 0, turn = 0;
         auto take = [&](auto body) {  // body(chunk's number, its elements) for the next row that has come
             barrier_wait(shared_address(&shared.full[team][stage]), parity);
@@ -142,20 +140,23 @@ __device__ __forceinline__ void run(u64* lane, char* rows, const void* weight, i
 #pragma unroll
                     for (int k = 0; k < VECTOR; ++k) values[i][k] = OP == ALL_GATHER ? part[k] : values[i][k] + part[k];
                 });
-            char* private_row = rows + u64(row) * ROW;
+            Chunk* private_row = reinterpret_cast<Chunk*>(rows + u64(row) * ROW);
+            Chunk held[PER_THREAD];  // the row rounded, in half the registers of its sums
             float scale = 0.0f;
             if (OP == FUSED) {
                 float squares = 0.0f;
                 each([&](int i, int chunk) {
-                    reinterpret_cast<Chunk*>(private_row)[chunk] = round_in_place(values[i]);
+                    private_row[chunk] = held[i] = round_in_place(values[i]);
 #pragma unroll
                     for (int k = 0; k < VECTOR; ++k) squares = fmaf(values[i][k], values[i][k], squares);
                 });
                 squares = warp_sum(squares);
                 if (thread % 32 == 0) shared.squares[team][turn][thread / 32] = squares;
             } else if (OP == REDUCE_SCATTER) {
-                each([&](int i, int chunk) { reinterpret_cast<Chunk*>(private_row)[chunk] = pack(values[i]); });
+                each([&](int i, int chunk) { private_row[chunk] = pack(values[i]); });
                 continue;
+            } else {
+                each([&](int i, int chunk) { held[i] = pack(values[i]); });
             }
             // The store that read this half of `out` two rows ago has read it.
             if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
@@ -169,15 +170,17 @@ __device__ __forceinline__ void run(u64* lane, char* rows, const void* weight, i
             Chunk* out = reinterpret_cast<Chunk*>(shared.out[team][turn]);
             each([&](int i, int chunk) {
                 if (OP == FUSED) {
-                    float factors[VECTOR];
-                    weights[i].get(factors);
+                    float x[VECTOR], factors[VECTOR];
+                    unpack(held[i], x);
+                    read_weight<WIDE>(weight, chunk, factors);
 #pragma unroll
-                    for (int k = 0; k < VECTOR; ++k) values[i][k] *= scale;
-                    round_in_place(values[i]);
+                    for (int k = 0; k < VECTOR; ++k) x[k] *= scale;
+                    round_in_place(x);
 #pragma unroll
-                    for (int k = 0; k < VECTOR; ++k) values[i][k] *= factors[k];
+                    for (int k = 0; k < VECTOR; ++k) x[k] *= factors[k];
+                    held[i] = pack(x);
                 }
-                out[chunk] = pack(values[i]);
+                out[chunk] = held[i];
             });
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             team_sync(team);

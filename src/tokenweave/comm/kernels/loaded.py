@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from tokenweave.comm.kernels.compiler import Tiling, compile_cuda
+from tokenweave.comm.kernels.compiler import (
+    BULK_FILES,
+    MEETING_FILES,
+    MULTICAST_FILES,
+    Tiling,
+    compile_cuda,
+    multicast_warps,
+)
 from tokenweave.comm.kernels.lane_words import LaneWord
 from tokenweave.comm.operations import Operation
 from tokenweave.comm.shape import DTYPES
@@ -47,23 +54,25 @@ class Module:
         )  # fmt: skip
 
 
-class BulkKernels:
-    """The operations on rows of one size and type, by bulk copies."""
+class RowsOfChunks:
+    """The operations on rows of one size and type, by bulk copies or through the switch: a kernel each."""
 
-    def __init__(self, module: Module, tiling: Tiling) -> None:
-        self._module, self._tiling = module, tiling
+    def __init__(self, module: Module, threads: int, shared_bytes: int) -> None:
+        self._module, self._threads, self._shared_bytes = module, threads, shared_bytes
 
     def launch(
         self, operation: Operation, lane: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, *, tokens: int,
         own: int, eps: float, pace: float, blocks: int, stream: int,
     ) -> None:  # fmt: skip
         """lane: its words. own: how many of the tokens are this rank's. pace: seconds that it must take."""
+        if rows.data_ptr() % 16 or weight.data_ptr() % 16:
+            raise ValueError("residual, rows and weight must begin at multiples of 16 bytes")
         wide = weight.dtype == torch.float32
         name = _ENTRY.get(operation) or ("fused_wide" if wide else "fused")
         values = (lane.data_ptr(), rows.data_ptr(), weight.data_ptr(), tokens, eps, int(pace * 1e9))
         self._module.launch(
-            name, values, _ROWS, stream=stream, blocks=max(1, min(blocks, own)), threads=self._tiling.threads,
-            shared_bytes=self._tiling.shared_bytes,
+            name, values, _ROWS, stream=stream, blocks=max(1, min(blocks, own)), threads=self._threads,
+            shared_bytes=self._shared_bytes,
         )  # fmt: skip
 
     def barrier(self, lane: torch.Tensor, stream: int) -> None:
@@ -95,7 +104,7 @@ class PlainKernels:
         """The kernel between; on torch's current stream, as Triton launches."""
         self._move[(max(1, min(blocks, own)),)](
             lane[LaneWord.SOURCES :], lane[LaneWord.TARGETS :], rows, weight,
-            partition(tokens, self._size, self._rank).start, own, self._size, eps,
+            partition(tokens, self._size, self._rank).start, own, eps, RANKS=self._size,
             OPERATION=int(operation), num_warps=8, **self._constants,
         )  # fmt: skip
 
@@ -106,11 +115,21 @@ class PlainKernels:
 @cache
 def bulk_kernels(
     dtype: torch.dtype, hidden: int, tiling: Tiling, capability: tuple[int, int], device: int, *, emulated: bool
-) -> BulkKernels:
+) -> RowsOfChunks:
     """Compiled and loaded once in a process, on the current device, which is number `device`."""
     defines = {"ELEMENT": DTYPES.index(dtype), "HIDDEN": hidden, "EMULATED": int(emulated), **tiling.defines}
-    compiled = compile_cuda(("rows.cuh", "meet.cu", "bulk.cu"), defines, capability)
-    return BulkKernels(Module(compiled.cubin, (*_BODY, "barrier"), tiling.shared_bytes), tiling)
+    compiled = compile_cuda(BULK_FILES, defines, capability)
+    module = Module(compiled.cubin, (*_BODY, "barrier"), tiling.shared_bytes)
+    return RowsOfChunks(module, tiling.threads, tiling.shared_bytes)
+
+
+@cache
+def multicast_kernels(dtype: torch.dtype, hidden: int, capability: tuple[int, int], device: int) -> RowsOfChunks:
+    """As `bulk_kernels`."""
+    warps = multicast_warps(hidden * dtype.itemsize)
+    defines = {"ELEMENT": DTYPES.index(dtype), "HIDDEN": hidden, "WARPS": warps}
+    compiled = compile_cuda(MULTICAST_FILES, defines, capability)
+    return RowsOfChunks(Module(compiled.cubin, (*_BODY, "barrier")), 32 * warps, 0)
 
 
 def plain_kernels(
@@ -118,7 +137,7 @@ def plain_kernels(
 ) -> PlainKernels:
     """With every variant compiled and loaded: each has run once, on no rows."""
     defines = {"ELEMENT": DTYPES.index(dtype), "HIDDEN": hidden}
-    module = Module(compile_cuda(("rows.cuh", "meet.cu"), defines, capability).cubin, _MEETING)
+    module = Module(compile_cuda(MEETING_FILES, defines, capability).cubin, _MEETING)
     kernels = PlainKernels(module, hidden, hidden * dtype.itemsize % 16 == 0, rank, size)
     lane = torch.zeros(LaneWord.FLAGS, dtype=torch.int64, device=device)
     rows = torch.zeros(16, dtype=dtype, device=device)

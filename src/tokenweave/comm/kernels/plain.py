@@ -10,10 +10,10 @@ ALL_GATHER = tl.constexpr(4)
 BLOCK = 4096  # elements of a row that are summed at once
 
 
-@triton.jit(do_not_specialize=["first", "own", "ranks", "eps"], do_not_specialize_on_alignment=["rows", "weight"])
+@triton.jit(do_not_specialize=["first", "own", "eps"], do_not_specialize_on_alignment=["rows", "weight"])
 def move_rows(
-    sources, targets, rows, weight, first, own, ranks, eps,
-    OPERATION: tl.constexpr, HIDDEN: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
+    sources, targets, rows, weight, first, own, eps,
+    RANKS: tl.constexpr, OPERATION: tl.constexpr, HIDDEN: tl.constexpr, WHOLE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """For each row i of the `own` ones of this rank, which lie from row `first` on in every rank's buffer:
 
@@ -23,11 +23,12 @@ def move_rows(
         REDUCE_SCATTER  rows[i] = total.to(dtype)
         ALL_GATHER      every buffer[first + i] = rows[i]
 
-    sources, targets: int64 [ranks], the buffers' addresses. WHOLE: rows are whole multiples of 16 bytes, and so moved
+    sources, targets: int64 [RANKS], the buffers' addresses. WHOLE: rows are whole multiples of 16 bytes, and so moved
     16 bytes a thread.
     """
     dtype = rows.dtype.element_ty
-    for row in range(tl.program_id(0), own, tl.num_programs(0)):
+    row = tl.program_id(0)
+    while row < own:
         there = tl.cast(first + row, tl.int64) * HIDDEN
         here = tl.cast(row, tl.int64) * HIDDEN
         squares = 0.0
@@ -38,7 +39,7 @@ def move_rows(
                 result = tl.load(rows + here + column, inside, 0.0)
             else:
                 total = tl.load(_buffer(sources, 0, dtype, WHOLE) + there + column, inside, 0.0).to(tl.float32)
-                for rank in range(1, ranks):
+                for rank in range(1, RANKS):
                     part = tl.load(_buffer(sources, rank, dtype, WHOLE) + there + column, inside, 0.0)
                     total += part.to(tl.float32)
                 if OPERATION == FUSED:
@@ -47,7 +48,7 @@ def move_rows(
             if OPERATION == FUSED or OPERATION == REDUCE_SCATTER:
                 tl.store(rows + here + column, result, inside)
             else:
-                for rank in range(0, ranks):
+                for rank in range(0, RANKS):
                     tl.store(_buffer(targets, rank, dtype, WHOLE) + there + column, result, inside)
             if OPERATION == FUSED:
                 squares += tl.sum(result.to(tl.float32) * result.to(tl.float32), 0)
@@ -60,8 +61,9 @@ def move_rows(
                 y = tl.load(rows + here + column, inside, 0.0).to(tl.float32)
                 factor = tl.load(weight + column, inside, 0.0).to(tl.float32)
                 x = ((y * scale).to(dtype).to(tl.float32) * factor).to(dtype)
-                for rank in range(0, ranks):
+                for rank in range(0, RANKS):
                     tl.store(_buffer(targets, rank, dtype, WHOLE) + there + column, x, inside)
+        row += tl.num_programs(0)
 
 
 @triton.jit

@@ -73,25 +73,16 @@ __device__ __forceinline__ Chunk round_in_place(float* values) {
     return chunk;
 }
 
-// A thread's elements of the weight, as they lie in memory: of the rows' type, or float32 (WIDE).
-template <bool WIDE> struct Weight {
-    Chunk part[WIDE && ELEMENT != 0 ? 2 : 1];
-
-    __device__ __forceinline__ void load(const void* weight, int chunk) {
-        constexpr int parts = sizeof(part) / sizeof(Chunk);
-#pragma unroll
-        for (int i = 0; i < parts; ++i) part[i] = static_cast<const Chunk*>(weight)[chunk * parts + i];
+// A chunk's elements of the weight, which is of the rows' type or float32 (WIDE). Read again for every row, from a near
+// cache: kept in registers, they spill.
+template <bool WIDE> __device__ __forceinline__ void read_weight(const void* weight, int chunk, float* values) {
+    if constexpr (WIDE && ELEMENT != 0) {
+        const Chunk* part = static_cast<const Chunk*>(weight) + 2 * chunk;
+        for (int i = 0; i < 8; ++i) values[i] = __uint_as_float(part[i / 4].word[i % 4]);
+    } else {
+        unpack(static_cast<const Chunk*>(weight)[chunk], values);
     }
-
-    __device__ __forceinline__ void get(float* values) const {
-        if constexpr (sizeof(part) == sizeof(Chunk)) {
-            unpack(part[0], values);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) values[i] = __uint_as_float(part[i / 4].word[i % 4]);
-        }
-    }
-};
+}
 
 __device__ __forceinline__ float warp_sum(float value) {
 #pragma unroll
