@@ -7,7 +7,8 @@ from importlib.metadata import version
 
 import torch
 
-from tokenweave.comm.ladder import ladder
+from tokenweave.comm.devices import gpu_ladder, gpus_here
+from tokenweave.comm.ladder import Rung, ladder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +26,23 @@ def run(args: argparse.Namespace) -> int:
     }
     for name, value in facts.items():
         print(f"{name:<14}{value}")
-    print("\ncollectives for ranks on the CPU, best first:")
+    gpus = gpus_here()
+    for gpu in gpus:
+        reached = ", ".join(map(str, sorted(gpu.peers))) or "no other"
+        print(
+            f"GPU {gpu.number:<10}{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, reaches the "
+            f"memory of GPU {reached}; multicast: {'yes' if gpu.multicast else 'no'}"
+        )
+    _print_rungs("the CPU", ladder("cpu"))
+    if gpus:
+        _print_rungs("the GPUs, one each", gpu_ladder(gpus, os.environ))
+    return 0
+
+
+def _print_rungs(place: str, rungs: list[Rung]) -> None:
+    print(f"\ncollectives for ranks on {place}, best first:")
     chosen = False
-    for rung in ladder("cpu"):
+    for rung in rungs:
         state = rung.obstacle or ("also possible" if chosen else "chosen")
         chosen = chosen or rung.obstacle is None
-        print(f"  {rung.name:<16}{state}")
-    return 0
+        print(f"  {rung.name:<22}{state}")

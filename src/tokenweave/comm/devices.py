@@ -1,9 +1,13 @@
-"""Which GPU a rank computes on."""
+"""The GPUs of a host: which one a rank computes on, and how ranks on them can reach each other."""
 
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
+
+from tokenweave.comm.ladder import Rung
 
 _SHARED = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
@@ -27,3 +31,72 @@ def claim(rank: int, size: int) -> torch.device:
     device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)
     return device
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the ladder asks of a GPU. peers: the numbers of the GPUs whose memory it can read and write."""
+
+    host: str
+    number: int
+    name: str
+    capability: tuple[int, int]
+    peers: frozenset[int]
+    multicast: bool
+
+
+def gpus_here() -> list[Gpu]:
+    """The GPUs of this host that torch can use."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [
+        Gpu(
+            host=os.uname().nodename,
+            number=number,
+            name=torch.cuda.get_device_name(number),
+            capability=torch.cuda.get_device_capability(number),
+            peers=frozenset(p for p in range(count) if p != number and torch.cuda.can_device_access_peer(number, p)),
+            multicast=_has_multicast(number),
+        )
+        for number in range(count)
+    ]
+
+
+def gpu_ladder(gpus: list[Gpu], environment: Mapping[str, str]) -> list[Rung]:
+    """The rungs for a rank on each of these GPUs, from the highest down, and what keeps the ranks off each."""
+    p2p = _no_p2p(gpus)
+    return [Rung("symmetric, multicast", p2p or _no_multicast(gpus, environment)), Rung("symmetric, p2p", p2p)]
+
+
+def _no_p2p(gpus: list[Gpu]) -> str | None:
+    if not gpus:
+        return "there is no GPU that torch can use"
+    hosts = sorted({gpu.host for gpu in gpus})
+    if len(hosts) > 1:
+        return f"the ranks are on different hosts: {', '.join(hosts)}"
+    for gpu in gpus:
+        unreached = sorted({other.number for other in gpus} - gpu.peers - {gpu.number})
+        if unreached:
+            return f"GPU {gpu.number} cannot reach the memory of GPU {unreached[0]} (no P2P between them)"
+    return None
+
+
+def _no_multicast(gpus: list[Gpu], environment: Mapping[str, str]) -> str | None:
+    if multicast_disabled(environment):
+        return "multicast is disabled: TORCH_SYMM_MEM_DISABLE_MULTICAST is set"
+    for gpu in gpus:
+        if gpu.capability < (9, 0):
+            return f"GPU {gpu.number} ({gpu.name}) is older than Hopper"
+        if not gpu.multicast:
+            return f"GPU {gpu.number} ({gpu.name}) has no multicast: no NVSwitch, or its fabric manager is not running"
+    return None if len(gpus) > 1 else "there is nobody to send to: one GPU"
+
+
+def multicast_disabled(environment: Mapping[str, str]) -> bool:
+    return environment.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") not in ("", "0")
+
+
+def _has_multicast(number: int) -> bool:
+    from torch._C._autograd import DeviceType
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    return bool(_SymmetricMemory.has_multicast_support(DeviceType.CUDA, number))

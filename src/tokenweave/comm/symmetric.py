@@ -10,6 +10,7 @@ import torch
 from tokenweave.comm import staging
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.comm.control import CONTROL_BYTES, Control
+from tokenweave.comm.devices import multicast_disabled
 from tokenweave.comm.gpu_collective import GpuCollective, GpuLane, RowKernels, lane_words, refuse_in_capture
 from tokenweave.comm.kernels.compiler import Tiling
 from tokenweave.comm.kernels.lane_words import LaneWord
@@ -44,7 +45,9 @@ class Symmetric:
         self._world.meet(shape.timeout)
         self._agree(shape)
         memory = PeerMemory(shape, self._world, self._device)
-        multicast = self._world.exchange(f"multicast/{self._opened}", str(memory.multicast and _multicast_allowed()))
+        multicast = self._world.exchange(
+            f"multicast/{self._opened}", str(memory.multicast and not multicast_disabled(os.environ))
+        )
         kernels = _kernels(shape, self._world, self._device, multicast=all(word == "True" for word in multicast))
         self._world.meet(shape.timeout)  # every rank's flags are down, and its kernels compiled
         return SymmetricCollective(shape, self._world, self._device, memory, kernels, self._control, self._page)
@@ -55,8 +58,9 @@ class Symmetric:
         self._world.close()
 
     def _agree(self, shape: CollectiveShape) -> None:
-        """Every rank asks for the same."""
-        mine = json.dumps({**asdict(shape), "dtype": shape.dtype_name})
+        """Every rank asks for the same, on the same kind of GPU: others would run other kernels."""
+        capability = torch.cuda.get_device_capability(self._device)
+        mine = json.dumps({**asdict(shape), "dtype": shape.dtype_name, "compute capability": capability})
         for rank, theirs in enumerate(self._world.exchange(f"symmetric/{self._opened}", mine)):
             if theirs != mine:
                 raise CommunicationError(
@@ -117,10 +121,6 @@ class SymmetricCollective(GpuCollective):
         if not torch.cuda.is_current_stream_capturing():
             torch.cuda.current_stream(self.device).synchronize()
             self.check()
-
-
-def _multicast_allowed() -> bool:
-    return os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "0") in ("", "0")
 
 
 def _kernels(shape: CollectiveShape, world: World, device: torch.device, *, multicast: bool) -> RowKernels:
