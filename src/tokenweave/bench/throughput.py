@@ -1,6 +1,7 @@
 """tokenweave bench throughput: many requests at once or at a rate, modes side by side.
 
-Prompts are random token ids; every answer has exactly the tokens its workload says.
+Prompts are random token ids; every answer has exactly the tokens its workload says. "host ms" is the median of what a
+step takes beside the ranks' work: scheduling, sampling and bookkeeping.
 """
 
 import argparse
@@ -135,6 +136,7 @@ def _row(name: str, run: Run, tokens: int, new: int, first: Run) -> dict[str, An
         "TTFT p99 ms": float(np.percentile(firsts, 99)),
         "ITL p50 ms": float(np.percentile(gaps, 50)),
         "ITL p99 ms": float(np.percentile(gaps, 99)),
+        "host ms": 1000 * float(np.median([step.host for step in run.llm.stats()])),
         f"÷ {first.mode}": float(np.median(first.seconds)) / seconds,
     }
 
