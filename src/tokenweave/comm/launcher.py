@@ -20,7 +20,8 @@ def launch(
     """Run fn(group, *args) on every rank, a process each; returns the results in rank order.
 
     fn is sent with cloudpickle, so that a function of a script without a __main__ guard or of a notebook will do.
-    timeout: seconds that any wait inside a collective may take; what fn itself takes is not limited.
+    device: "cpu", or "cuda" for a GPU each; ranks that outnumber the GPUs share them, in turns, which rank 0 says on
+    stderr. timeout: seconds that any wait inside a collective may take; what fn itself takes is not limited.
     threads: torch's, per rank; by default an equal share of the usable cores. pin: give each rank cores of its own.
     Raises a rank's exception, with a note that names the rank; RankError, a CommunicationError, if a rank died. No
     process is left behind, however this ends.
