@@ -52,7 +52,7 @@ def bigram_loss(tokens: np.ndarray, held_out: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path, help="directory for everything that is made")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=700)
     args = parser.parse_args()
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -63,7 +63,7 @@ def main() -> int:
         text.write_text(bible(Path(spec.submodule_search_locations[0])), encoding="utf-8")
     code = tokenweave([
         "train", str(text), "--new", str(Path(__file__).with_name("small_llama.json")), "--out", str(run), "--tp", "2",
-        "--steps", str(args.steps), "--batch-size", "32", "--length", "128", "--learning-rate", "3e-3",
+        "--steps", str(args.steps), "--batch-size", "16", "--length", "128", "--learning-rate", "3e-3",
         "--final-learning-rate", "1e-4", "--warmup-steps", "50", "--held-out", str(HELD_OUT), "--dtype", "bfloat16",
         "--evaluate-every", "100", "--plot", str(args.out / "loss.png"),
     ])  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 from tokenweave.comm import Group, launch
 from tokenweave.comm.columns import all_gather_columns, all_reduce_columns, bytes_received
 
-CASES = [(0, 12), (1, 12), (3, 13), (33, 7), (5, 577)]
+CASES = [(0, 12), (3, 13), (33, 7)]
 
 
 def gathered(group: Group, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -24,7 +24,7 @@ def gathered(group: Group, dtype: torch.dtype) -> list[tuple[torch.Tensor, torch
     return found
 
 
-@pytest.mark.parametrize(("size", "collective"), [(1, "shared_memory"), (2, "distributed"), (3, "shared_memory")])
+@pytest.mark.parametrize(("size", "collective"), [(2, "distributed"), (3, "shared_memory")])
 def test_every_rank_has_every_column(size: int, collective: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for rank in launch(gathered, size, collective, args=(dtype,)):

@@ -1,15 +1,15 @@
 """The executor that keeps gradients: the same stage list, with communication that has a backward pass."""
 
+from functools import partial
 from itertools import pairwise
-from typing import cast
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from tokenweave.comm.collective import Collective
 from tokenweave.layers.autograd import copy_to_ranks, gather_rows, scatter_sum, sum_over_ranks
 from tokenweave.layers.batch import Batch
 from tokenweave.layers.norm import RMSNorm
+from tokenweave.layers.recompute import recomputed
 from tokenweave.models.decoder import Decoder
 from tokenweave.models.stage import Stage
 
@@ -34,20 +34,16 @@ class TrainingExecutor:
         stages = self.model.stages
         residual = self._sum(stages[0].compute(None, batch, None))
         for before, stage in pairwise(stages):
-            if self.recompute:
-                arguments = residual, before.norm, stage, batch
-                again = checkpoint(self._stage, *arguments, use_reentrant=False, preserve_rng_state=False)
-                residual = cast(torch.Tensor, again)
-            else:
-                residual = self._stage(residual, before.norm, stage, batch)
+            run = partial(self._stage, before.norm, stage, batch)
+            residual = recomputed(run, residual) if self.recompute else run(residual)
         return self._spread(stages[-1].norm(residual), batch.num_tokens)
 
-    def _stage(self, residual: torch.Tensor, norm: RMSNorm, stage: Stage, batch: Batch) -> torch.Tensor:
+    def _stage(self, norm: RMSNorm, stage: Stage, batch: Batch, residual: torch.Tensor) -> torch.Tensor:
         normed = self._spread(norm(residual), batch.num_tokens)
         return residual + self._sum(stage.compute(normed, batch, None))
 
-    def _sum(self, partial: torch.Tensor) -> torch.Tensor:
-        return (scatter_sum if self.sequence_parallel else sum_over_ranks)(partial, self.collective)
+    def _sum(self, own: torch.Tensor) -> torch.Tensor:
+        return (scatter_sum if self.sequence_parallel else sum_over_ranks)(own, self.collective)
 
     def _spread(self, rows: torch.Tensor, tokens: int) -> torch.Tensor:
         if self.sequence_parallel:

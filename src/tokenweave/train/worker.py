@@ -16,7 +16,7 @@ from tokenweave.models.decoder import Decoder
 from tokenweave.train.checkpoint import latest, read_state, restore, save, write_whole
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.initialize import initialize
-from tokenweave.train.memory import MeasuredMemory, MemoryMeter
+from tokenweave.train.memory import MeasuredMemory, MemoryMeter, return_freed_memory, warm_up
 from tokenweave.train.run import CHECKPOINTS, MODEL, TOKENS, Finished, Progress, Run
 from tokenweave.train.trainer import Trainer
 from tokenweave.train.windows import Windows, in_order
@@ -25,7 +25,8 @@ from tokenweave.train.windows import Windows, in_order
 def main(group: Group, links: Links, run: Run, config: TrainingConfig) -> MeasuredMemory:
     """Rank 0 sends a `Progress` for each step and `Finished` at the end."""
     dtype = getattr(torch, config.dtype)
-    group.open_collective(1, 1, dtype).close()  # loads the kernels, which are not the training's memory
+    return_freed_memory()
+    warm_up(group, config.dtype)
     meter = MemoryMeter(group.device)
     trainer, start, losses = _begin(group, run, config, dtype)
     train, held_out = _texts(run, config)

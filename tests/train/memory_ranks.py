@@ -1,0 +1,27 @@
+"""What the ranks of the memory test run."""
+
+import numpy as np
+import torch
+
+from tokenweave.comm import Group
+from tokenweave.config import ModelConfig, shard
+from tokenweave.models.decoder import Decoder
+from tokenweave.train.config import TrainingConfig
+from tokenweave.train.initialize import initialize
+from tokenweave.train.memory import MeasuredMemory, MemoryMeter, return_freed_memory, warm_up
+from tokenweave.train.trainer import Trainer
+
+
+def train(group: Group, config: ModelConfig, training: TrainingConfig) -> MeasuredMemory:
+    """Two steps on made-up text."""
+    return_freed_memory()
+    warm_up(group, training.dtype)
+    meter = MemoryMeter(group.device)
+    own = shard(config, group.size, group.rank)
+    trainer = Trainer(group, Decoder(config, own, dtype=getattr(torch, training.dtype)), training)
+    initialize(trainer.parts, trainer.model, 0)
+    trainer.optimizer.adopt()
+    draw = np.random.default_rng(0)
+    for step in range(2):
+        trainer.step(draw.integers(0, config.vocab_size, (training.batch_size, training.length + 1)), step)
+    return meter.measure(trainer)
