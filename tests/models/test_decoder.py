@@ -100,7 +100,7 @@ def test_prompts_in_chunks(references: dict[str, Reference]) -> None:
 
 
 def check(cases: list[Case], names: list[str], references: dict[str, Reference], size: int, collective: str) -> None:
-    results = launch(run_cases, tensor_parallel_size=size, collective=collective, args=(cases,))[0]
+    results = launch(run_cases, tensor_parallel_size=size, collective=collective, args=(cases,), timeout=300.0)[0]
     for name, case, (logits, tokens) in zip(names, cases, results, strict=True):
         error = relative(logits, references[name].logits)
         assert error <= TOLERANCE, f"{name}, {case.mode}, {size} ranks: {error:.2e}"
