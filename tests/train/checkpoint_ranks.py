@@ -9,7 +9,8 @@ import torch
 from train.train_ranks import Case, make_trainer
 
 from tokenweave.comm import Group
-from tokenweave.train.checkpoint import latest, read_state, restore, save
+from tokenweave.train.checkpoint import restore, save
+from tokenweave.train.run import latest, read_state
 
 
 def train_and_save(group: Group, case: Case, directory: Path, steps: range, fault: str = "") -> list[float]:

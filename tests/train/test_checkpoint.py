@@ -11,8 +11,8 @@ from train.checkpoint_ranks import states, train_and_save
 from train.train_ranks import Case, losses
 
 from tokenweave.comm import launch
-from tokenweave.train.checkpoint import latest
 from tokenweave.train.config import TrainingConfig
+from tokenweave.train.run import latest
 
 BATCH, LENGTH, STEPS = 3, 11, 9
 BIASED = next(tiny for tiny in FAMILIES if tiny.name == "llama-bias")  # one KV head: copies on every rank

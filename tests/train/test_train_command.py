@@ -133,7 +133,7 @@ def test_a_run_of_other_settings_is_refused(
         (["text.txt", "--new", "absent.json", "--out", "c"], "absent.json"),
         (["text.txt", "--new", "broken.json", "--out", "d"], "vocab_size"),
         (["text.txt", "--new", "small.json", "--out", "e"], "257"),
-        (["text.txt", "--model", ".", "--out", "f"], "config"),
+        (["text.txt", "--model", ".", "--out", "f"], "tokenizer.json"),
         (["text.txt", "--new", "config.json", "--out", "g", "--tp", "5"], "num_attention_heads"),
         (["text.txt", "--new", "config.json", "--out", "h", "--length", "65"], "max_position_embeddings"),
         (["text.txt", "--new", "config.json", "--out", "i", "--length", "60", "--held-out", "0.99"], "tokens"),

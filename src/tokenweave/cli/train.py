@@ -15,7 +15,7 @@ from tokenweave.plan.training import TrainingPlan, plan_training
 from tokenweave.train import prepare
 from tokenweave.train.config import DTYPES, TrainingConfig, head_chunk
 from tokenweave.train.plot import draw
-from tokenweave.train.run import LOSSES, MODEL, SETTINGS, TOKENS, Finished, LossFile, Progress, Run, agree, carry_out
+from tokenweave.train.run import MODEL, SETTINGS, TOKENS, Finished, LossFile, Progress, Run, agree, carry_out
 
 _TRAINING: dict[str, dict[str, Any]] = {
     "--steps": dict(type=int, help="of the optimizer"),
@@ -75,12 +75,17 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     _prepare(this, config, args)
     described = read_config(this.out / MODEL)
+    if config.length > described.max_position_embeddings:
+        raise ValueError(
+            f"length {config.length} is more than the model's max_position_embeddings, "
+            f"{described.max_position_embeddings}"
+        )
     planned = plan_training(
         described, this.tensor_parallel_size, tokens=config.tokens, dtype=config.dtype,
         head_tokens=head_chunk(config.tokens, described.vocab_size), wide_gradients=config.accumulation > 1,
         sequence_parallel=config.sequence_parallel, recompute=config.recompute,
     )  # fmt: skip
-    losses = LossFile(this.out / LOSSES)
+    losses = LossFile(this)
     _train(this, config, losses, planned)
     if args.plot:
         draw(args.plot, losses.rows)

@@ -23,25 +23,12 @@ from tokenweave.comm.collective import Collective
 from tokenweave.models.checkpoint import SINGLE, Checkpoint, load
 from tokenweave.models.safetensors_writer import header
 from tokenweave.train.parts import Part, broadcast_json
+from tokenweave.train.run import STATE
 from tokenweave.train.trainer import Trainer
 
 STATES = ("weights", "first_moment", "second_moment")
-STATE, UNFINISHED = "state.json", ".unfinished-"
+UNFINISHED = ".unfinished-"
 KEPT = 2
-
-
-def latest(directory: Path) -> Path | None:
-    """The last checkpoint under `directory` that was finished."""
-    found = sorted(path for path in directory.glob("step-*") if (path / STATE).is_file())
-    return found[-1] if found else None
-
-
-def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What `save` was given. Raises ValueError naming the file."""
-    try:
-        return dict(json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"{checkpoint / STATE} is not readable: {error}") from None
 
 
 def save(trainer: Trainer, directory: Path, step: int, state: Mapping[str, Any]) -> Path:

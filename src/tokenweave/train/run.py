@@ -18,6 +18,7 @@ from tokenweave.comm.processes import start_ranks
 from tokenweave.train.config import TrainingConfig
 
 SETTINGS, TOKENS, MODEL, CHECKPOINTS, LOSSES = "run.json", "tokens.npy", "model", "checkpoints", "losses.jsonl"
+STATE = "state.json"  # of a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,30 +107,33 @@ def carry_out(run: Run, config: TrainingConfig) -> Iterator[Progress | Finished 
         yield ranks.results()
 
 
-class LossFile:
-    """OUT/losses.jsonl: a line for each step. What a killed run wrote past its checkpoint is written anew."""
+def latest(directory: Path) -> Path | None:
+    """The last checkpoint under `directory` that was finished."""
+    found = sorted(path for path in directory.glob("step-*") if (path / STATE).is_file())
+    return found[-1] if found else None
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.rows = list(_readable(path))
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What `save` was given. Raises ValueError naming the file."""
+    try:
+        return dict(json.loads((checkpoint / STATE).read_text(encoding="utf-8")))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{checkpoint / STATE} is not readable: {error}") from None
+
+
+class LossFile:
+    """OUT/losses.jsonl: a line for each step, from the last checkpoint's on; what came after it is written anew."""
+
+    def __init__(self, run: Run) -> None:
+        self.path = run.out / LOSSES
+        found = latest(run.out / CHECKPOINTS)
+        self.rows: list[dict[str, Any]] = [] if found is None else read_state(found)["rows"]
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def add(self, progress: Progress) -> None:
-        row = asdict(progress)
-        if self.rows and self.rows[-1]["step"] >= progress.step:
-            self.rows = [row for row in self.rows if row["step"] < progress.step]
-            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
-        self.rows.append(row)
+        self.rows.append(asdict(progress))
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def _readable(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows up to the first that was cut short."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
-            yield json.loads(line)
-        except ValueError:
-            return
+            file.write(json.dumps(self.rows[-1]) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +15,11 @@ from tokenweave.config import shard
 from tokenweave.config.foreign import read_config
 from tokenweave.models.checkpoint import SINGLE, Checkpoint, load
 from tokenweave.models.decoder import Decoder
-from tokenweave.train.checkpoint import latest, read_state, restore, save, write_whole
+from tokenweave.train.checkpoint import restore, save, write_whole
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.initialize import initialize
 from tokenweave.train.memory import MeasuredMemory, MemoryMeter, return_freed_memory, warm_up
-from tokenweave.train.run import CHECKPOINTS, MODEL, TOKENS, Finished, Progress, Run
+from tokenweave.train.run import CHECKPOINTS, MODEL, TOKENS, Finished, Progress, Run, latest, read_state
 from tokenweave.train.trainer import Trainer
 from tokenweave.train.windows import Windows, in_order
 
@@ -28,29 +30,32 @@ def main(group: Group, links: Links, run: Run, config: TrainingConfig) -> Measur
     return_freed_memory()
     warm_up(group, config.dtype)
     meter = MemoryMeter(group.device)
-    trainer, start, losses = _begin(group, run, config, dtype)
+    trainer, rows = _begin(group, run, config, dtype)
     train, held_out = _texts(run, config)
     windows, checked = Windows(train, config.length, config.seed), in_order(held_out, config.length)
+    start = len(rows)
     for step in range(start, config.steps):
         began = time.perf_counter()
         result = trainer.step(windows.rows(step * config.batch_size, config.batch_size), step)
         seconds = time.perf_counter() - began
-        losses.append(result.loss)
         done = step + 1
         score = trainer.evaluate(checked) if run.evaluates(done, config.steps) else None
+        progress = Progress(done, result.loss, result.norm, result.learning_rate, seconds, score)
+        rows.append(asdict(progress))
         if group.rank == 0:
-            links.parent.send(Progress(done, result.loss, result.norm, result.learning_rate, seconds, score))
+            links.parent.send(progress)
         if run.checkpoints(done, config.steps):
-            save(trainer, run.out / CHECKPOINTS, done, {"step": done, "losses": losses})
+            save(trainer, run.out / CHECKPOINTS, done, {"rows": rows})
     measured = meter.measure(trainer)
     _publish(trainer, run.out / MODEL)
+    score = trainer.evaluate(checked) if start == config.steps else None
     if group.rank == 0:
-        links.parent.send(Finished(trainer.evaluate(checked) if start == config.steps else None))
+        links.parent.send(Finished(score))
     return measured
 
 
-def _begin(group: Group, run: Run, config: TrainingConfig, dtype: torch.dtype) -> tuple[Trainer, int, list[float]]:
-    """The trainer, the step to go on with, and the losses before it."""
+def _begin(group: Group, run: Run, config: TrainingConfig, dtype: torch.dtype) -> tuple[Trainer, list[dict[str, Any]]]:
+    """The trainer, and the rows of the steps that it has done."""
     described = read_config(run.out / MODEL)
     model = Decoder(described, shard(described, group.size, group.rank), dtype=dtype, device=str(group.device))
     found = latest(run.out / CHECKPOINTS)
@@ -59,12 +64,11 @@ def _begin(group: Group, run: Run, config: TrainingConfig, dtype: torch.dtype) -
     trainer = Trainer(group, model, config)
     if found is not None:
         restore(trainer, found)
-        state = read_state(found)
-        return trainer, state["step"], state["losses"]
+        return trainer, read_state(found)["rows"]
     if run.model is None:
         initialize(trainer.parts, model, config.seed)
         trainer.optimizer.adopt()
-    return trainer, 0, []
+    return trainer, []
 
 
 def _texts(run: Run, config: TrainingConfig) -> tuple[np.ndarray, np.ndarray]:
