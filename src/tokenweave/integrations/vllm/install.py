@@ -16,7 +16,7 @@ from tokenweave.integrations.vllm.join import join
 from tokenweave.integrations.vllm.operation import EagerLastRMSNorm, EagerReducingRMSNorm, ReducingRMSNorm
 from tokenweave.integrations.vllm.planning import agree
 from tokenweave.integrations.vllm.runtime import KEY, Block, Runtime
-from tokenweave.integrations.vllm.settings import VARIABLE, Settings
+from tokenweave.integrations.vllm.settings import VARIABLE, Settings, obstacle
 
 logger = init_logger("vllm.tokenweave")
 # These draft tokens without a model; others read hidden states that are no longer there, or share names with the model.
@@ -36,7 +36,11 @@ def install(model: Any, vllm_config: Any) -> Runtime | None:
             raise ValueError(reason)
         runtime, account = _runtime(model, vllm_config, settings)
     except (ValueError, CommunicationError) as error:
-        expected = ranks.world_size == 1 or not settings.asked and vllm_config.device_config.device_type == "cuda"
+        expected = (
+            settings.mode == "off"
+            or ranks.world_size == 1
+            or (vllm_config.device_config.device_type == "cuda" and not settings.asked)
+        )
         if ranks.rank_in_group == 0:
             logger.log(logging.INFO if expected else logging.WARNING, "TokenWeave is off: %s", error)
         return None
@@ -54,6 +58,8 @@ def obstacles(model: Any, vllm_config: Any, settings: Settings) -> Iterator[str]
     """Why the model is to be left as it is, in words."""
     parallel, speculative = vllm_config.parallel_config, vllm_config.speculative_config
     device = vllm_config.device_config.device_type
+    if (reason := obstacle(settings)) is not None:
+        yield reason  # it may have been turned off since vLLM's plugins were loaded
     if device not in ("cpu", "cuda"):
         yield f"it is for CPUs and GPUs of NVIDIA, not for {device}"
     if device == "cuda" and not settings.asked:
