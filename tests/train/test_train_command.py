@@ -134,7 +134,7 @@ def test_a_run_of_other_settings_is_refused(
         (["text.txt", "--new", "broken.json", "--out", "d"], "vocab_size"),
         (["text.txt", "--new", "small.json", "--out", "e"], "257"),
         (["text.txt", "--model", ".", "--out", "f"], "tokenizer.json"),
-        (["text.txt", "--new", "config.json", "--out", "g", "--tp", "5"], "num_attention_heads"),
+        (["text.txt", "--new", "config.json", "--out", "g", "--tp", "5", "--length", "9"], "num_attention_heads"),
         (["text.txt", "--new", "config.json", "--out", "h", "--length", "65"], "max_position_embeddings"),
         (["text.txt", "--new", "config.json", "--out", "i", "--length", "60", "--held-out", "0.99"], "tokens"),
         (["text.txt", "--new", "config.json", "--out", "j", "--steps", "0"], "steps"),
