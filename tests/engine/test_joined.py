@@ -94,7 +94,7 @@ def finished(launchers: list["subprocess.Popen[str]"]) -> list[tuple[int, str, s
             launcher.kill()
 
 
-@pytest.mark.parametrize("mode", ["auto", "weave"])
+@pytest.mark.parametrize("mode", ["weave"])
 def test_every_rank_gets_the_answers(model: Path, tmp_path: Path, mode: str) -> None:
     """Also after nothing was asked for longer than any wait may take."""
     namespace: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from execute.stage_ranks import (
     run_scattering_expert,
 )
 
-from tokenweave.comm import launch
+from tokenweave.comm import Group, launch
 from tokenweave.config import ModelConfig
 from tokenweave.execute import Executor
 from tokenweave.layers.batch import Batch
@@ -97,19 +97,22 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_every_stage_sees_the_same_rows_at_every_rank_count(mode: str) -> None:
+def test_every_stage_sees_the_same_rows_at_every_rank_count() -> None:
     """A sum reduced twice, or a whole result reduced again, shows at the first stage it happens in."""
     prompt = [5, 96, 0, 41, 41, 7, 13]
-    whole = launch(run_layers, tensor_parallel_size=1, args=(CONFIG, prompt, mode))[0]["seen"]
+
+    def every_mode(group: Group) -> list[dict]:
+        return [run_layers(group, CONFIG, prompt, mode) for mode in MODES]
+
+    whole = launch(every_mode, tensor_parallel_size=1)[0]
     for size in (2, 4):
-        for found in launch(run_layers, tensor_parallel_size=size, args=(CONFIG, prompt, mode)):
-            assert found["copies"] == 0, "a dense model writes its partials where peers read them"
-            assert len(found["seen"]) == len(whole) == 7
-            for index, (rows, expected) in enumerate(zip(found["seen"], whole, strict=True)):
-                torch.testing.assert_close(
-                    rows, expected, atol=1e-4, rtol=1e-4, msg=lambda m, i=index: f"stage {i}: {m}"
-                )
+        for rank in launch(every_mode, tensor_parallel_size=size):
+            for mode, found, alone in zip(MODES, rank, whole, strict=True):
+                assert found["copies"] == 0, "a dense model writes its partials where peers read them"
+                assert len(found["seen"]) == len(alone["seen"]) == 7
+                for index, (rows, expected) in enumerate(zip(found["seen"], alone["seen"], strict=True)):
+                    where = f"{mode}, stage {index}: "
+                    torch.testing.assert_close(rows, expected, atol=1e-4, rtol=1e-4, msg=lambda m, w=where: w + m)
 
 
 def test_refuses_what_it_cannot_run() -> None:

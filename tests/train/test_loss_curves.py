@@ -57,7 +57,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np
     return made
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_equal_transformers(size: int, oracle: dict) -> None:
     variants = [{}, {"sequence_parallel": False, "recompute": True, "accumulation": 2}]
     names = [name for name in oracle for _ in variants]
