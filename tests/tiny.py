@@ -90,6 +90,13 @@ FAMILIES = [
     Tiny("phi3-tied", "Phi3Config", _TIED | dict(pad_token_id=0), seed=1),
     Tiny("arcee", "ArceeConfig", dict(mlp_bias=True)),
     Tiny("arcee-gelu", "ArceeConfig", _heads(6, 6) | dict(hidden_act="gelu"), seed=1),
+    Tiny("seed-oss", "SeedOssConfig", _heads(6, 3) | dict(head_dim=24), seed=3),
+    Tiny(
+        "seed-oss-bias",
+        "SeedOssConfig",
+        _TIED | _heads(5, 1, 12) | dict(head_dim=16, attention_out_bias=True, mlp_bias=True, vocab_size=511),
+        seed=4,
+    ),
 ]
 
 

@@ -86,12 +86,33 @@ def test_older_style(changes: dict[str, Any], tmp_path: Path) -> None:
 
 def test_head_dim_left_out_is_the_familys_own() -> None:
     assert model_config(LLAMA).head_dim == 16
-    assert model_config({**LLAMA, "architectures": ["Qwen3ForCausalLM"]}).head_dim == 128
+    for name in ("Qwen3", "SeedOss"):
+        assert model_config({**LLAMA, "architectures": [f"{name}ForCausalLM"]}).head_dim == 128
 
 
 def test_rms_norm_eps_left_out_is_the_familys_own() -> None:
     for name, eps in (("Llama", 1e-6), ("Mixtral", 1e-5), ("Arcee", 1e-5), ("Phi3", 1e-5)):
         assert model_config({**BASE, "architectures": [f"{name}ForCausalLM"]}).rms_norm_eps == eps
+
+
+def test_biases_left_out_are_the_familys_own() -> None:
+    for name, qkv in (("Llama", False), ("SeedOss", True)):
+        config = model_config({**LLAMA, "architectures": [f"{name}ForCausalLM"]})
+        assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (qkv, False, False), name
+
+
+def test_seed_oss_as_published() -> None:
+    config = model_config({
+        "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1,
+        "attention_out_bias": False, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 27648,
+        "max_position_embeddings": 524288, "mlp_bias": False, "model_type": "seed_oss", "num_attention_heads": 80,
+        "num_hidden_layers": 64, "num_key_value_heads": 8, "residual_dropout": 0.1, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.55.0", "use_cache": True, "vocab_size": 155136,
+    })  # fmt: skip
+    assert (config.bos_token_id, config.eos_token_ids, config.rope.theta) == (0, (2,), 1e7)
+    assert (config.qkv_bias, config.output_bias, config.mlp_bias, config.windows) == (True, False, False, ())
 
 
 def test_dtype_names() -> None:
@@ -230,6 +251,9 @@ REFUSED = [
     ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "windows must be .*at least 1"),
     ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias true"),
     ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": ["0"]}, "mlp_only_layers must be .*integer"),
+    ({"architectures": ["SeedOssForCausalLM"], "attention_out_bias": 1}, "attention_out_bias must be true or false"),
+    ({"architectures": ["SeedOssForCausalLM"], "sliding_window": 9}, "sliding_window 9 .*supported: leaving it out"),
+    ({"attention_out_bias": True}, "attention_out_bias true is not supported"),  # a Llama has one field for all four
     (
         {"architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "yarn", "short_factor": [1.0]}},
         "'yarn' takes .*short_factor",
@@ -280,8 +304,8 @@ def test_unreadable(tmp_path: Path) -> None:
 
 
 HARMLESS = {
-    "attention_dropout": 0.1, "initializer_range": 0.02, "_name_or_path": "x", "unsloth_fixed": True,
-    "transformers_version": "4.50.0", "pretraining_tp": 2, "use_cache": False,
+    "attention_dropout": 0.1, "residual_dropout": 0.1, "initializer_range": 0.02, "_name_or_path": "x",
+    "unsloth_fixed": True, "transformers_version": "4.50.0", "pretraining_tp": 2, "use_cache": False,
     "transformers.js_config": {"dtype": "q4"},
     "is_llama_config": True, "rope_interleaved": False, "partial_rotary_factor": 1.0, "rope_theta": None,
     "anything_new": None, "anything_off": False, "anything_empty": [], "position_embedding_type": "rope",

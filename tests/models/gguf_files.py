@@ -14,14 +14,16 @@ NAMES = {
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
 }  # fmt: skip
+SEED_OSS_NAMES = NAMES | {"post_attention_layernorm": "post_attention_norm"}
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, model_type: str) -> str:
+    names = SEED_OSS_NAMES if model_type == "seed_oss" else NAMES
     stem, kind = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         _, _, layer, stem = stem.split(".", 3)
-        return f"blk.{layer}.{NAMES[stem]}.{kind}"
-    return f"{NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{names[stem]}.{kind}"
+    return f"{names[stem]}.{kind}"
 
 
 def interleave(tensor: np.ndarray, heads: int) -> np.ndarray:
@@ -61,16 +63,16 @@ def write(
     for name, tensor in model.state_dict().items():
         if name in tied:
             continue
-        values = tensor.to(torch.float32).numpy()
+        values, own_name = tensor.to(torch.float32).numpy(), gguf_name(name, config.model_type)
         if config.model_type == "llama" and "q_proj" in name:
             values = interleave(values, config.num_attention_heads)
         if config.model_type == "llama" and "k_proj" in name:
             values = interleave(values, config.num_key_value_heads)
         block, _ = gguf.GGML_QUANT_SIZES[kind]
         if values.ndim == 2 and values.shape[1] % block == 0:
-            writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(own_name, gguf.quantize(values, kind), raw_dtype=kind)
         else:
-            writer.add_tensor(gguf_name(name), values)
+            writer.add_tensor(own_name, values)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()

@@ -17,11 +17,8 @@ from tokenweave.models.gguf import GGUFFile, convert
 from tokenweave.models.resolve import demo_file
 
 F = gguf.GGMLQuantizationType
-PLAIN = [
-    tiny
-    for tiny in FAMILIES
-    if tiny.name.removesuffix("-tied") in ("llama", "llama-odd", "llama-bias", "qwen2", "qwen3")
-]
+NAMES = ("llama", "llama-odd", "llama-bias", "qwen2", "qwen3", "seed-oss", "seed-oss-bias")
+PLAIN = [tiny for tiny in FAMILIES if tiny.name.removesuffix("-tied") in NAMES]
 
 
 def converted(path: Path, dtype: str) -> Path:
@@ -195,6 +192,7 @@ EMBEDDING = {"token_embd.weight": (np.zeros((5, 8), np.float32), None)}
     [
         (EMBEDDING, {"arch": "gemma3"}, "architecture 'gemma3' is not supported; supported: llama, qwen2, qwen3"),
         (EMBEDDING | {"blk.0.ssm_a": EMBEDDING["token_embd.weight"]}, SMALL, "tensor blk.0.ssm_a is not supported"),
+        (EMBEDDING | {"blk.0.post_attention_norm.weight": (np.zeros(8, np.float32), None)}, SMALL, "post_attention"),
         ({"token_embd.weight": (np.zeros((5, 8), np.int32), None)}, SMALL, "token_embd.weight is of type I32"),
         (EMBEDDING | {"blk.0.attn_q.weight": (np.zeros((6, 8), np.float32), None)}, SMALL, "has 6 rows, which 2 heads"),
         (EMBEDDING, SMALL | {"tokenizer_model": "bert"}, "tokenizer.ggml.model 'bert' is not supported; supported"),

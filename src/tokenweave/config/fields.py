@@ -33,7 +33,7 @@ HARMLESS = frozenset(
     initializer_range initializer_factor gradient_checkpointing neftune_noise_alpha z_loss
     router_aux_loss_coef router_z_loss_coef router_jitter_noise attention_dropout hidden_dropout activation_dropout
     classifier_dropout dropout resid_pdrop embd_pdrop attn_pdrop attn_dropout hidden_dropout_prob
-    attention_probs_dropout_prob
+    attention_probs_dropout_prob residual_dropout
     do_sample temperature top_k top_p typical_p min_length max_length max_new_tokens num_beams num_beam_groups
     diversity_penalty repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
     num_return_sequences bad_words_ids early_stopping output_scores return_dict_in_generate forced_bos_token_id

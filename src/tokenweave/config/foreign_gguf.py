@@ -4,7 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+}
 
 # GGUF key, after the architecture's name -> config.json field
 _FIELDS = {
@@ -60,12 +65,15 @@ def config_fields(
     windowed = bool(own.get("attention.sliding_window"))
     if windowed and name != "llama":
         raise ValueError(f"GGUF key {name}.attention.sliding_window is not supported; supported: with llama")
+    fields["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    if name == "seed_oss":  # has a field of its own for the output's
+        fields["attention_out_bias"] = fields["attention_bias"]
+        fields["attention_bias"] = "blk.0.attn_q.bias" in shapes
     return fields | {
         "architectures": ["MistralForCausalLM" if windowed else ARCHITECTURES[name]],
         "model_type": "mistral" if windowed else name,
         "hidden_act": "silu",
         "vocab_size": shapes["token_embd.weight"][0],
-        "attention_bias": "blk.0.attn_output.bias" in shapes,
         "mlp_bias": "blk.0.ffn_down.bias" in shapes,
         "tie_word_embeddings": "output.weight" not in shapes,
         "head_dim": _head_dim(name, own),

@@ -43,6 +43,8 @@ _NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# In files of other architectures it is a norm behind the attention.
+_SEED_OSS_NAMES = {"post_attention_norm": "post_attention_layernorm"}
 _ROPE_TABLE = "rope_freqs.weight"
 
 
@@ -103,10 +105,11 @@ class GGUFFile:
 
     def _rename(self, name: str) -> str:
         match = re.fullmatch(r"(?:blk\.(\d+)\.)?([a-z_]+)\.(weight|bias)", name)
-        if match is None or match[2] not in _NAMES:
-            raise ValueError(f"{self.path}: tensor {name} is not supported; supported: {', '.join(_NAMES)}")
+        names = _NAMES | (_SEED_OSS_NAMES if self.metadata.get("general.architecture") == "seed_oss" else {})
+        if match is None or match[2] not in names:
+            raise ValueError(f"{self.path}: tensor {name} is not supported; supported: {', '.join(names)}")
         layer, stem, kind = match.groups()
-        return f"{_NAMES[stem]}.{kind}" if layer is None else f"model.layers.{layer}.{_NAMES[stem]}.{kind}"
+        return f"{names[stem]}.{kind}" if layer is None else f"model.layers.{layer}.{names[stem]}.{kind}"
 
     def _row_order(self, name: str) -> np.ndarray | None:
         """Llama's files hold each query and key head with the two halves of its rotation interleaved."""
