@@ -101,7 +101,7 @@ def test_biases_left_out_are_the_familys_own() -> None:
         assert (config.qkv_bias, config.output_bias, config.mlp_bias) == (qkv, False, False), name
 
 
-def test_seed_oss_as_published() -> None:
+def test_seed_oss_with_its_own_fields() -> None:
     config = model_config({
         "architectures": ["SeedOssForCausalLM"], "attention_bias": True, "attention_dropout": 0.1,
         "attention_out_bias": False, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "head_dim": 128,
