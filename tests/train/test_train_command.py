@@ -138,6 +138,7 @@ def test_a_run_of_other_settings_is_refused(
         (["text.txt", "--new", "config.json", "--out", "h", "--length", "65"], "max_position_embeddings"),
         (["text.txt", "--new", "config.json", "--out", "i", "--length", "60", "--held-out", "0.99"], "tokens"),
         (["text.txt", "--new", "config.json", "--out", "j", "--steps", "0"], "steps"),
+        (["text.txt", "--new", "config.json", "--out", "k", "--plot", "loss.xyz"], "loss.xyz"),
     ],
 )
 def test_bad_input(

@@ -53,7 +53,7 @@ def figure(width: float = 8.0, height: float = 4.5) -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install 'tokenweave[plot]'") from None
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

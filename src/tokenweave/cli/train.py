@@ -14,7 +14,7 @@ from tokenweave.engine.config import COLLECTIVES
 from tokenweave.plan.training import TrainingPlan, plan_training
 from tokenweave.train import prepare
 from tokenweave.train.config import DTYPES, TrainingConfig, head_chunk
-from tokenweave.train.plot import draw
+from tokenweave.train.plot import check, draw
 from tokenweave.train.run import MODEL, SETTINGS, TOKENS, Finished, LossFile, Progress, Run, agree, carry_out
 
 _TRAINING: dict[str, dict[str, Any]] = {
@@ -67,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.plot:
+        check(args.plot)
     config = TrainingConfig(**{field.name: getattr(args, field.name) for field in fields(TrainingConfig)})
     model = None if args.model is None else _directory(args.model, config.dtype)
     this = Run(

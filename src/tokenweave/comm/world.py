@@ -31,7 +31,7 @@ class World:
         """Of ranks started by one caller: they meet through the memory file it handed down, and talk over loopback."""
 
         def join(timeout: timedelta) -> None:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the caller has set for ranks on other hosts
             store = dist.FileStore(f"/proc/self/fd/{store_fd}", size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 

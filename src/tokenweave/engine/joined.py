@@ -61,6 +61,13 @@ class StreamChannel:
         self._peers = range(1, size) if rank == 0 else range(1)
 
     def least(self, value: int) -> int:
+        """Waits however long: the others may be loading. Raises CommunicationError if a rank has ended."""
+        try:
+            return self._least(value)
+        except StreamError as error:
+            raise CommunicationError(f"rank {error.peer} has ended") from None
+
+    def _least(self, value: int) -> int:
         lead = 0 not in self._peers
         if not lead:
             self._streams.post(0, memoryview(_NUMBER.pack(value)))

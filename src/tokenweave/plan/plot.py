@@ -22,7 +22,7 @@ def draw(question: Question, found: dict[str, Any], path: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install 'tokenweave[plot]'") from None
+        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(15, 4.2), layout="constrained")
     modes, lanes, cuts = figure.subplots(1, 3)
     _draw_modes(modes, found)

@@ -1,16 +1,23 @@
 """The loss curve as a picture."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 
+def check(path: Path) -> None:
+    """Raise ValueError if no picture can be drawn to `path`: before a run that takes hours, not after it."""
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"--plot draws .png or .svg files, not {path.name}")
+    if find_spec("matplotlib") is None:
+        raise ValueError("a loss plot needs matplotlib: pip install matplotlib")
+
+
 def draw(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """rows: of OUT/losses.jsonl. Raises ValueError if matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError("a loss plot needs matplotlib: pip install 'tokenweave[plot]'") from None
+    """rows: of OUT/losses.jsonl."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
