@@ -3,6 +3,7 @@ which Triton interprets them."""
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +11,25 @@ import torch
 pytest.importorskip("triton", reason="the GPU kernels need Triton")
 
 from tokenweave.layers import cuda  # noqa: E402
-from tokenweave.layers.cuda import HeadNorm, Packing, Pages  # noqa: E402
+from tokenweave.layers.cuda import HeadNorm, Pages  # noqa: E402
+from tokenweave.layers.cuda_attention import Tiles, attend_pages, choose_tiles  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # the interpreter cuts bfloat16 off where the GPU rounds it
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-7 if INTERPRETED else 2**-8, torch.float16: 2**-11}
+
+
+if INTERPRETED:  # NumPy 2.4 makes no number of an array of one, as the interpreter's scalars are, where loops want one
+    from triton.runtime import interpreter
+
+    _patch = interpreter._patch_lang_tensor
+
+    def _patch_with_index(tensor: Any, scope: Any) -> None:
+        _patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = _patch_with_index
 
 
 @pytest.fixture(autouse=True)
@@ -82,8 +96,11 @@ def test_look_up(dtype: torch.dtype, hidden: int, tokens: int) -> None:
 class Requests:
     """Requests with a past in a paged cache of random content, and the new tokens of a step."""
 
-    def __init__(self, counts: list[int], contexts: list[int], *, kv_heads: int, size: int, dtype: torch.dtype) -> None:
-        self.block_size, blocks = 4, 40
+    def __init__(
+        self, counts: list[int], contexts: list[int], *, kv_heads: int, size: int, dtype: torch.dtype,
+        block_size: int = 4,
+    ) -> None:  # fmt: skip
+        self.block_size, blocks = block_size, 40
         self.counts, self.contexts = counts, contexts
         self.keys, self.values = (torch.randn(blocks, self.block_size, kv_heads, size).to(dtype) for _ in range(2))
         order, width = torch.randperm(blocks, dtype=torch.int32), -(-max(contexts) // self.block_size)
@@ -108,13 +125,6 @@ class Requests:
         contexts = torch.tensor(self.contexts, dtype=torch.int32)
         return Pages(self.keys, self.values, self.slots, self.tables, self.offsets, contexts)
 
-    def packing(self) -> Packing:
-        starts = [int(self.starts[i]) + c - n for i, (n, c) in enumerate(zip(self.counts, self.contexts, strict=True))]
-        rows = torch.tensor([s + k for s, n in zip(starts, self.counts, strict=True) for k in range(n)])
-        memory = torch.full((2, sum(self.contexts), *self.keys.shape[2:]), float("nan"), dtype=self.keys.dtype)
-        past = max(c - n for n, c in zip(self.counts, self.contexts, strict=True))
-        return Packing(rows, self.starts, memory[0], memory[1], past)
-
 
 def turned(heads: torch.Tensor, positions: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     """float64 [T, heads, D] turned pair by pair, as complex numbers."""
@@ -124,7 +134,6 @@ def turned(heads: torch.Tensor, positions: torch.Tensor, angles: torch.Tensor) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("counts", "contexts", "heads", "kv_heads", "size", "normed"),
     [
@@ -136,7 +145,7 @@ def turned(heads: torch.Tensor, positions: torch.Tensor, angles: torch.Tensor) -
     ],
 )
 def test_rotate_and_cache(
-    dtype: torch.dtype, packed: bool, counts: list[int], contexts: list[int], heads: int,
+    dtype: torch.dtype, counts: list[int], contexts: list[int], heads: int,
     kv_heads: int, size: int, normed: bool,
 ) -> None:  # fmt: skip
     step = Requests(counts, contexts, kv_heads=kv_heads, size=size, dtype=dtype)
@@ -148,9 +157,8 @@ def test_rotate_and_cache(
     before = qkv.double().unflatten(1, (-1, size)), step.keys.clone(), step.values.clone()
     if tokens > 1:
         step.slots[1] = -1  # a padded token: kept nowhere
-    packing = step.packing() if packed else None
 
-    cuda.rotate_and_cache(qkv, step.positions, tables, step.pages(), norm=norm, packing=packing)
+    cuda.rotate_and_cache(qkv, step.positions, tables, step.pages(), norm=norm)
 
     queries, keys, values = before[0].split((heads, kv_heads, kv_heads), dim=1)
     if norm is not None:
@@ -174,19 +182,62 @@ def test_rotate_and_cache(
         if slot >= 0:
             expected_keys[slot], expected_values[slot] = found[token, heads : heads + kv_heads], values[token].to(dtype)
     assert step.keys.flatten(0, 1).equal(expected_keys) and step.values.flatten(0, 1).equal(expected_values)
-    if packing is None:
-        return
-    token = 0
-    for i, (count, context) in enumerate(zip(counts, contexts, strict=True)):
-        first = int(step.starts[i])
-        for position in range(context - count):
-            slot = step.slot(i, position)
-            assert packing.keys[first + position].equal(before[1].flatten(0, 1)[slot])
-            assert packing.values[first + position].equal(before[2].flatten(0, 1)[slot])
-        for position in range(context - count, context):
-            assert packing.keys[first + position].equal(found[token, heads : heads + kv_heads])
-            assert packing.values[first + position].equal(found[token, heads + kv_heads :])
-            token += 1
+
+
+ATTENDED = [  # new tokens and contexts of requests, query heads, key/value heads, head size
+    ([1], [1], 1, 1, 8),
+    ([3, 1, 0, 20, 1], [3, 50, 0, 70, 1], 6, 2, 24),
+    ([1, 1, 1], [33, 1, 90], 8, 1, 16),
+    ([37], [37], 4, 4, 16),
+    ([13], [77], 3, 1, 32),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16] if INTERPRETED else [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 5, 40])
+@pytest.mark.parametrize("tiles", [Tiles(16, 16), Tiles(16, 16, 32), Tiles(64, 32, 64)])
+@pytest.mark.parametrize(("counts", "contexts", "heads", "kv_heads", "size"), ATTENDED)
+def test_attend_pages(
+    dtype: torch.dtype, window: int | None, tiles: Tiles, counts: list[int], contexts: list[int], heads: int,
+    kv_heads: int, size: int,
+) -> None:  # fmt: skip
+    """Everything in the cache that is no key or value of a request is not a number, and nothing comes of it."""
+    step = Requests(counts, contexts, kv_heads=kv_heads, size=size, dtype=dtype, block_size=32)
+    queries = torch.randn(sum(counts), heads * size + 8).to(dtype)[:, : heads * size]  # rows with a gap
+    cached = [[step.slot(i, p) for p in range(context)] for i, context in enumerate(contexts)]
+    nobodys = torch.ones(len(step.keys) * step.block_size, dtype=torch.bool)
+    nobodys[[slot for slots in cached for slot in slots]] = False
+    for memory in (step.keys, step.values):
+        memory.flatten(0, 1)[nobodys] = float("nan")
+
+    found = attend_pages(queries, step.pages(), step.positions, max(contexts), tiles, window=window)
+
+    owners = [i for i, count in enumerate(counts) for _ in range(count)]
+    limit = 4 * ROUNDING[dtype]  # weights and result are rounded
+    for token, (request, position) in enumerate(zip(owners, step.positions.tolist(), strict=True)):
+        first = 0 if window is None else max(position - window + 1, 0)
+        slots = cached[request][first : position + 1]
+        keys, values = (memory.flatten(0, 1)[slots].double() for memory in (step.keys, step.values))
+        query = queries[token].double().view(kv_heads, heads // kv_heads, size)
+        weights = (torch.einsum("kgd,skd->kgs", query, keys) / size**0.5).softmax(-1)
+        expected = torch.einsum("kgs,skd->kgd", weights, values).flatten()
+        error = (found[token].double() - expected).abs().max() / values.abs().max()
+        assert error <= limit, (token, float(error))
+
+
+def test_tiles_fit_what_they_are_for() -> None:
+    common = dict(heads=(8, 1), size=128, block_size=256, processors=132)
+    whole = choose_tiles(8192, 1, 8192, single=False, **common)
+    assert whole.rows == 64 and not whole.share
+    assert choose_tiles(16384, 1, 32768, single=False, **common).rows == 128
+    lane = choose_tiles(512, 1, 1024, single=False, **common)  # 64 tiles: too few for 132 processors
+    assert 256 <= lane.share < 1024 and lane.share % lane.keys == 0
+    decodes = choose_tiles(16, 16, 2048, single=True, **common)
+    assert decodes.rows == 16 and decodes.shares(2048) == 8
+    assert not choose_tiles(228, 228, 2048, single=True, **common).share
+    assert not choose_tiles(1, 1, 1, single=True, **common).share
+    assert choose_tiles(64, 1, 64, single=False, **common | dict(block_size=48)).keys == 16
+    assert choose_tiles(4, 4, 600, single=True, **common | dict(size=256)).keys == 64
 
 
 def test_what_is_refused() -> None:
@@ -196,3 +247,6 @@ def test_what_is_refused() -> None:
         cuda.add_rms_norm(torch.zeros(2, 8), torch.zeros(3, 8), torch.zeros(8), 1e-5)
     with pytest.raises(ValueError, match="at most 65536, got 65537"):
         cuda.add_rms_norm(torch.zeros(1, 65537), torch.zeros(1, 65537), torch.zeros(65537), 1e-5)
+    step = Requests([1], [1], kv_heads=1, size=8, dtype=torch.float16, block_size=8)
+    with pytest.raises(ValueError, match="whole tiles of 16 keys"):
+        attend_pages(torch.zeros(1, 8, dtype=torch.float16), step.pages(), step.positions, 1, Tiles(16, 16))

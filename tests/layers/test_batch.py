@@ -44,8 +44,6 @@ def test_halves_describe_the_same_tokens_at_every_cut(seed: int) -> None:
             assert half.cache is batch.cache
             assert half.query_offsets.dtype == half.context_lengths.dtype == torch.int32
             assert half.query_offsets.tolist() == half.query_offsets_host and half.query_offsets_host[0] == 0
-            assert half.max_query_length == max((b - a for a, b in zip(half.query_offsets_host,
-                                                 half.query_offsets_host[1:], strict=False)), default=0)  # fmt: skip
 
 
 @pytest.mark.parametrize("kernels", [True, False])
@@ -92,7 +90,7 @@ def test_prompts() -> None:
     assert batch.token_ids.tolist() == [9, 8, 7] and batch.positions.tolist() == [0, 1, 0]
     assert batch.query_offsets.tolist() == [0, 2, 3] and batch.max_context_length == 2
     empty = Batch.prompts([])
-    assert (empty.num_tokens, empty.num_requests, empty.max_query_length, empty.max_context_length) == (0, 0, 0, 0)
+    assert (empty.num_tokens, empty.num_requests, empty.max_context_length) == (0, 0, 0)
     assert [half.num_tokens for half in empty.split(0)] == [0, 0]
 
 

@@ -49,27 +49,24 @@ def test_padding_tokens_are_requests_of_their_own(counts: list[int], starts: lis
 
 
 @pytest.mark.parametrize(("counts", "starts"), CASES)
-@pytest.mark.parametrize("packed", [False, True])
-def test_limits_hold_and_recur(counts: list[int], starts: list[int], packed: bool) -> None:
+def test_limits_hold_and_recur(counts: list[int], starts: list[int]) -> None:
     batch = step(counts, starts)
-    padded = pad_requests(batch, packed=packed, context_limit=4096)
+    padded = pad_requests(batch, context_limit=4096)
     true, given = batch.limits, padded.limits
-    assert given.query >= true.query and given.context >= true.context and given.single == true.single
-    assert given.past >= true.past or not packed
-    assert not given.past or given.keys >= true.keys
+    assert given.context >= true.context and given.single == true.single
     assert padded.block_tables is not None and padded.block_tables.shape[1] * 16 >= given.context
     assert padded.num_requests == len(padded.block_tables) == len(padded.query_offsets) - 1
     assert set(padded.query_offsets_host[batch.num_requests :]) == {batch.num_tokens}
     assert not any(padded.context_lengths_host[batch.num_requests :])
     longer = step(counts, [start + 1 if start else 0 for start in starts])
-    like = pad_requests(longer, packed=packed, context_limit=4096)
+    like = pad_requests(longer, context_limit=4096)
     assert (
         like.limits == given and like.block_tables is not None and like.block_tables.shape == padded.block_tables.shape
     )
 
 
 def test_a_context_is_not_padded_beyond_the_model() -> None:
-    assert pad_requests(step([3], [5]), packed=True, context_limit=100).limits.context == 100
+    assert pad_requests(step([3], [5]), context_limit=100).limits.context == 100
 
 
 def test_batches_arrive_whole_and_at_the_same_places() -> None:
@@ -91,14 +88,7 @@ def test_batches_arrive_whole_and_at_the_same_places() -> None:
 
 def test_what_a_batch_computed_of_itself_is_computed_anew() -> None:
     batch = step([3, 1], [4, 0])
-    before = batch.key_layout
+    before = batch.owners
     fresh = anew(batch)
-    assert "key_layout" not in fresh.__dict__ and fresh.query_offsets_host == batch.query_offsets_host
-    assert fresh.key_layout.rows.equal(before.rows)
-
-
-def test_keys_side_by_side() -> None:
-    """Requests of 3 of 7, 1 of 1 and 2 of 5 keys."""
-    layout = step([3, 1, 2], [4, 0, 3]).key_layout
-    assert layout.starts.tolist() == [0, 7, 8, 13]
-    assert layout.rows.tolist() == [4, 5, 6, 7, 11, 12]
+    assert "owners" not in fresh.__dict__ and fresh.query_offsets_host == batch.query_offsets_host
+    assert fresh.owners.equal(before)

@@ -11,6 +11,7 @@ import torch
 from tokenweave.execute.capture import GraphPool
 from tokenweave.layers.batch import Batch, Limits
 from tokenweave.layers.padding import bucket, pad_requests, pad_tokens
+from tokenweave.layers.paths import fits_gpu_pages
 from tokenweave.layers.transfer import anew, bytes_of, sent
 from tokenweave.plan.step import StepPlan
 
@@ -60,7 +61,9 @@ class StepGraphs:
 
     def takes(self, batch: Batch) -> bool:
         """Whether such a step can be captured: what its stages launch must not depend on what is in it."""
-        return self._capturable and batch.cache is not None and batch.token_ids.is_cpu
+        if batch.cache is None or not fits_gpu_pages(batch.cache.block_size):
+            return False
+        return self._capturable and batch.token_ids.is_cpu
 
     def forward(self, batch: Batch, plan: StepPlan) -> torch.Tensor:
         """Executor.forward of a batch on the CPU."""
@@ -94,11 +97,7 @@ class StepGraphs:
     def _padded(self, batch: Batch, plan: StepPlan) -> list[Batch]:
         tokens = min(bucket(batch.num_tokens), self._executor.max_tokens)
         lanes = self._executor.lanes(pad_tokens(batch, tokens), plan)
-        assert batch.cache is not None
-        from tokenweave.layers.cuda_attention import reads_pages
-
-        packed = not reads_pages(batch.cache.block_size)
-        return [pad_requests(lane, packed=packed, context_limit=self._limit) for lane in lanes]
+        return [pad_requests(lane, context_limit=self._limit) for lane in lanes]
 
     def _forget(self) -> None:
         while len(self._known) > KEPT:

@@ -10,7 +10,7 @@ from tokenweave.layers.batch import Batch
 from tokenweave.layers.kernels.attention import WHOLE_CONTEXT, attend_rows, attention_rows
 from tokenweave.layers.kernels.views import View, empty
 from tokenweave.layers.norm import RMSNorm
-from tokenweave.layers.paths import kernel_multiplies, uses_gpu_kernels
+from tokenweave.layers.paths import fits_gpu_pages, kernel_multiplies, uses_gpu_kernels
 from tokenweave.layers.pieces import Piece, Pieces
 from tokenweave.layers.projection import Projection
 from tokenweave.layers.rotary import Rope
@@ -53,17 +53,18 @@ class Attention(nn.Module):
         if cached and self._projections[0].fits_kernels(normed, out):
             return self._forward_kernels(normed, batch, torch.empty_like(normed) if out is None else out)
         qkv = self.qkv(normed, None, batch.processors.get("qkv", 0))
-        attended = self._attend_gpu(qkv, batch) if self._suits_gpu(qkv, cached) else self._attend(qkv, batch)
+        attended = self._attend_gpu(qkv, batch) if cached and self._suits_gpu(qkv, batch) else self._attend(qkv, batch)
         return self.output(attended, out, batch.processors.get("output", 0))
 
     @property
     def capturable(self) -> bool:
-        """Whether torch's variable-length attention takes these heads on a GPU; else the host goes by request."""
+        """Whether the attention kernel takes these heads on a GPU; else the host goes by request."""
         size = self.config.head_dim
         return self.qkv.weight.dtype != torch.float32 and size % 8 == 0 and size <= 256
 
-    def _suits_gpu(self, qkv: torch.Tensor, cached: bool) -> bool:
-        return cached and uses_gpu_kernels(qkv) and self.capturable
+    def _suits_gpu(self, qkv: torch.Tensor, batch: Batch) -> bool:
+        assert batch.cache is not None
+        return uses_gpu_kernels(qkv) and self.capturable and fits_gpu_pages(batch.cache.block_size)
 
     def _attend_gpu(self, qkv: torch.Tensor, batch: Batch) -> torch.Tensor:
         from tokenweave.layers import cuda, cuda_attention

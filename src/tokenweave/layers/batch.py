@@ -6,30 +6,16 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from tokenweave.layers.cache import KVCache
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that kernels are launched for: new tokens and context of a request, and over all requests keys to read;
-    past: keys of a request that were cached before this batch. single: every request has exactly one new token."""
+    """What kernels are launched for. context: the most keys of a request. single: every request has one new token."""
 
-    query: int
     context: int
-    keys: int
-    past: int
     single: bool
-
-
-@dataclass(frozen=True)
-class KeyLayout:
-    """Keys of all requests side by side. starts: int32 [R+1], each request's first row. rows: int64 [T], the row of
-    each new token's own."""
-
-    starts: torch.Tensor
-    rows: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -81,13 +67,8 @@ class Batch:
             return self.limits_given
         offsets, contexts = self.query_offsets_host, self.context_lengths_host
         counts = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
-        past = max((context - count for context, count in zip(contexts, counts, strict=True)), default=0)
         single = bool(counts) and min(counts) == max(counts) == 1
-        return Limits(max(counts, default=0), max(contexts, default=0), sum(contexts), past, single)
-
-    @property
-    def max_query_length(self) -> int:
-        return self.limits.query
+        return Limits(max(contexts, default=0), single)
 
     @property
     def max_context_length(self) -> int:
@@ -99,11 +80,6 @@ class Batch:
         each replay."""
         token = torch.arange(self.num_tokens, dtype=torch.int32, device=self.query_offsets.device)
         return torch.searchsorted(self.query_offsets[1:].contiguous(), token, right=True)
-
-    @cached_property
-    def key_layout(self) -> KeyLayout:
-        starts = F.pad(self.context_lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        return KeyLayout(starts, starts[self.owners] + self.positions)
 
     @cached_property
     def total_lengths(self) -> torch.Tensor:

@@ -55,21 +55,6 @@ def look_up(token_ids: torch.Tensor, table: torch.Tensor, first: int, out: torch
 
 
 @dataclass(frozen=True)
-class Packing:
-    """Where the keys and values of a step's requests go when attention reads them side by side, not by page.
-
-    rows: int64 [tokens], each new token's. starts: int32 [R + 1], each request's first. keys, values: [most keys,
-    KV heads, head_dim]. most_past: cached keys of a request at most.
-    """
-
-    rows: torch.Tensor
-    starts: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    most_past: int
-
-
-@dataclass(frozen=True)
 class HeadNorm:
     """RMSNorm of each query and key head. Weights: [head_dim]."""
 
@@ -97,37 +82,24 @@ def rotate_and_cache(
     pages: Pages,
     *,
     norm: HeadNorm | None = None,
-    packing: Packing | None = None,
 ) -> None:
     """Turn (and norm) the query and key heads of qkv, [tokens, (Q + 2K) * D], in place; write keys and values to the
-    cache, at no place where a slot is negative; with `packing` write them there too, beside those that are cached.
+    cache, at no place where a slot is negative.
 
     tables: cos and sin, float32 [positions, D / 2].
     """
     cos, sin = tables
-    block_size, kv_heads, size = pages.keys.shape[-3:]
+    kv_heads, size = pages.keys.shape[-2:]
     tokens, heads = len(qkv), qkv.shape[1] // size - 2 * kv_heads
     _check_contiguous(qkv=qkv, keys=pages.keys, values=pages.values, slots=pages.slots, positions=positions)
-    requests = len(pages.context_lengths)
-    past_rows, chunks = 1, 0
-    if packing is not None:
-        past_rows = max(1, min(64, 8192 // _power_of_two(kv_heads * size)))
-        chunks = -(-packing.most_past // past_rows)
-    programs = tokens + requests * chunks
-    if not programs:
-        return
-    gpu.rotate_and_cache[(programs,)](
-        qkv, positions, pages.slots, cos, sin,
-        qkv if norm is None else norm.query, qkv if norm is None else norm.key, 0.0 if norm is None else norm.eps,
-        pages.keys, pages.values,
-        qkv if packing is None else packing.keys, qkv if packing is None else packing.values,
-        pages.slots if packing is None else packing.rows,
-        pages.query_offsets, pages.context_lengths, pages.query_offsets if packing is None else packing.starts,
-        pages.block_tables, pages.block_tables.stride(0), tokens, max(chunks, 1), block_size,
-        QUERY_HEADS=heads, KV_HEADS=kv_heads, HALF=size // 2, HEADS_BLOCK=_power_of_two(heads),
-        KV_BLOCK=_power_of_two(kv_heads), HALF_BLOCK=_power_of_two(size // 2), NORM=norm is not None,
-        PACK=packing is not None, PAST_ROWS=past_rows, KV_SIZE_BLOCK=_power_of_two(kv_heads * size), num_warps=4,
-    )  # fmt: skip
+    if tokens:
+        gpu.rotate_and_cache[(tokens,)](
+            qkv, positions, pages.slots, cos, sin,
+            qkv if norm is None else norm.query, qkv if norm is None else norm.key, 0.0 if norm is None else norm.eps,
+            pages.keys, pages.values,
+            QUERY_HEADS=heads, KV_HEADS=kv_heads, HALF=size // 2, HEADS_BLOCK=_power_of_two(heads),
+            KV_BLOCK=_power_of_two(kv_heads), HALF_BLOCK=_power_of_two(size // 2), NORM=norm is not None, num_warps=4,
+        )  # fmt: skip
 
 
 def _power_of_two(count: int) -> int:

@@ -40,16 +40,14 @@ def pad_tokens(batch: Batch, tokens: int) -> Batch:
     )
 
 
-def pad_requests(batch: Batch, *, packed: bool, context_limit: int) -> Batch:
+def pad_requests(batch: Batch, *, context_limit: int) -> Batch:
     """The batch with empty requests and wider block tables, up to sizes that recur, and with `limits_given`.
 
-    The batch is on the CPU. packed: whether attention packs keys (layers.cuda_attention), so that cached ones must be
-    counted. context_limit: the model's.
+    The batch is on the CPU. context_limit: the model's.
     """
     assert batch.block_tables is not None
     limits, tokens, requests = batch.limits, batch.num_tokens, batch.num_requests
     context = min(max(_power_of_two(limits.context), LEAST_CONTEXT), context_limit)
-    past = _power_of_two(limits.past) if packed and limits.past else 0
     block_size = 1 if batch.cache is None else batch.cache.block_size
     rows = tokens if limits.single else min(_power_of_two(requests), max(tokens, 1))
     table = torch.zeros(max(rows, requests), -(-context // block_size), dtype=torch.int32)
@@ -62,13 +60,7 @@ def pad_requests(batch: Batch, *, packed: bool, context_limit: int) -> Batch:
         context_lengths=_joined(batch.context_lengths, torch.zeros(empty)),
         block_tables=table,
         prompt_lengths=_joined_or_none(batch.prompt_lengths, torch.zeros(empty)),
-        limits_given=Limits(
-            query=1 if limits.single else min(_power_of_two(limits.query), tokens),
-            context=context,
-            keys=_power_of_two(limits.keys) if past else 0,
-            past=past,
-            single=limits.single,
-        ),
+        limits_given=Limits(context, limits.single),
     )
 
 

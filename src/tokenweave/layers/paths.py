@@ -20,6 +20,7 @@ from tokenweave.layers.kernels import pairs
 from tokenweave.layers.kernels.views import STORED
 
 ALL = 1 << 62
+LEAST_KEYS = 16  # that the attention kernel reads at once
 _WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
 # the most rows that kernels multiply where torch has 1, 2 and more threads
 MOST_ROWS = {
@@ -53,3 +54,8 @@ def kernel_multiplies(rows: int, dtype: torch.dtype) -> bool:
 def uses_gpu_kernels(x: torch.Tensor) -> bool:
     """Whether x is work for the GPU kernels: on a GPU, one of their types, no gradients wanted."""
     return x.is_cuda and x.dtype in STORED and not torch.is_grad_enabled() and x.is_contiguous()
+
+
+def fits_gpu_pages(block_size: int) -> bool:
+    """Whether the attention kernel can read a cache of such blocks: what it reads at once lies in one."""
+    return block_size % LEAST_KEYS == 0

@@ -57,9 +57,10 @@ class Scan:
         if not cuts:
             return Scanned([])
         self._report(f"{shape.tokens} tokens: {len(cuts)} cuts")
-        self._try(shape, [StepPlan("weave", cut, FIRST_BUDGET) for cut in cuts], found, effort.rounds)
+        first = [StepPlan("weave", cut, FIRST_BUDGET, narrow) for cut in cuts for narrow in (0, ALL_NARROW)]
+        self._try(shape, first, found, effort.rounds)
         near = [
-            StepPlan("weave", cut, budget)
+            replace(plan, cut=cut, budget=budget)
             for plan in _fastest(found, effort.kept)
             for cut, budget in (
                 *((plan.cut + step, FIRST_BUDGET) for step in (-GRAIN, GRAIN)),
@@ -91,14 +92,15 @@ class Scan:
     def _narrow(self, shape: StepShape, plan: StepPlan, found: dict[StepPlan, float]) -> None:
         """Each matmul changed by itself, then those that helped together."""
         effort = _effort(shape.tokens)
-        single = [replace(plan, narrow=1 << bit) for bit in range(2 * len(MATMULS))]
-        self._try(shape, [plan, *single, replace(plan, narrow=ALL_NARROW)], found, effort.rounds, again=True)
-        gains = sorted((found[one] - found[plan], one.narrow) for one in single)
-        together, joined = 0, []
+        bits = [1 << bit for bit in range(2 * len(MATMULS))]
+        changed = {bit: replace(plan, narrow=plan.narrow ^ bit) for bit in bits}
+        self._try(shape, [plan, *changed.values()], found, effort.rounds, again=True)
+        gains = sorted((found[one] - found[plan], bit) for bit, one in changed.items())
+        narrow, joined = plan.narrow, []
         for gain, bit in gains:
             if gain < 0:
-                together |= bit
-                joined.append(replace(plan, narrow=together))
+                narrow ^= bit
+                joined.append(replace(plan, narrow=narrow))
         self._try(shape, joined[1:], found, effort.rounds)
 
     def _try(

@@ -52,79 +52,46 @@ def look_up(token_ids, table, out, first, count, hidden, BLOCK: tl.constexpr):
     tl.store(out + token * hidden + column, found, mask=column < hidden)
 
 
-@triton.jit(
-    do_not_specialize=["table_stride", "tokens", "chunks"],
-    do_not_specialize_on_alignment=[
-        "positions", "slots", "packed_rows", "offsets", "contexts", "packed_starts", "block_tables",
-    ],
-)  # fmt: skip
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def rotate_and_cache(
-    qkv, positions, slots, cos, sin, query_weight, key_weight, eps,
-    key_cache, value_cache, packed_keys, packed_values, packed_rows,
-    offsets, contexts, packed_starts, block_tables, table_stride, tokens, chunks, block_size,
+    qkv, positions, slots, cos, sin, query_weight, key_weight, eps, key_cache, value_cache,
     QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HEADS_BLOCK: tl.constexpr,
-    KV_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORM: tl.constexpr, PACK: tl.constexpr, PAST_ROWS: tl.constexpr,
-    KV_SIZE_BLOCK: tl.constexpr,
+    KV_BLOCK: tl.constexpr, HALF_BLOCK: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """The first `tokens` programs: one new token each. Its query and key heads are normed (if NORM) and turned, in
-    place; its key and value go into the cache at its slot (none if negative) and, if PACK, to its row of the packed
-    keys and values. Every further program copies up to PAST_ROWS cached keys and values of one request to their
-    packed rows: program tokens + request * chunks + chunk.
-    """
-    program = tl.program_id(0)
+    """A new token's query and key heads are normed (if NORM) and turned, in place; its key and value go into the cache
+    at its slot, if that is not negative. Grid: (tokens,)."""
     size: tl.constexpr = 2 * HALF
     kv_size: tl.constexpr = KV_HEADS * size
-    if program < tokens:
-        token = program.to(tl.int64)
-        row = qkv + token * (QUERY_HEADS * size + 2 * kv_size)
-        position = tl.load(positions + token)
-        half = tl.arange(0, HALF_BLOCK)
-        c = tl.load(cos + position * HALF + half, mask=half < HALF, other=0.0)[None, :]
-        s = tl.load(sin + position * HALF + half, mask=half < HALF, other=0.0)[None, :]
+    token = tl.program_id(0).to(tl.int64)
+    row = qkv + token * (QUERY_HEADS * size + 2 * kv_size)
+    position = tl.load(positions + token)
+    half = tl.arange(0, HALF_BLOCK)
+    c = tl.load(cos + position * HALF + half, mask=half < HALF, other=0.0)[None, :]
+    s = tl.load(sin + position * HALF + half, mask=half < HALF, other=0.0)[None, :]
 
-        head = tl.arange(0, HEADS_BLOCK)
-        inside = (head < QUERY_HEADS)[:, None] & (half < HALF)[None, :]
-        where = row + head[:, None] * size + half[None, :]
-        left, right = _turned(where, inside, query_weight, eps, c, s, half, HALF, NORM)
-        tl.store(where, left, mask=inside)
-        tl.store(where + HALF, right, mask=inside)
+    head = tl.arange(0, HEADS_BLOCK)
+    inside = (head < QUERY_HEADS)[:, None] & (half < HALF)[None, :]
+    where = row + head[:, None] * size + half[None, :]
+    left, right = _turned(where, inside, query_weight, eps, c, s, half, HALF, NORM)
+    tl.store(where, left, mask=inside)
+    tl.store(where + HALF, right, mask=inside)
 
-        head = tl.arange(0, KV_BLOCK)
-        inside = (head < KV_HEADS)[:, None] & (half < HALF)[None, :]
-        column = head[:, None] * size + half[None, :]
-        where = row + QUERY_HEADS * size + column
-        left, right = _turned(where, inside, key_weight, eps, c, s, half, HALF, NORM)
-        value_left = tl.load(where + kv_size, mask=inside, other=0.0)
-        value_right = tl.load(where + kv_size + HALF, mask=inside, other=0.0)
-        tl.store(where, left, mask=inside)
-        tl.store(where + HALF, right, mask=inside)
-        slot = tl.load(slots + token)
-        kept = inside & (head < tl.where(slot >= 0, KV_HEADS, 0))[:, None]
-        target = slot * kv_size + column
-        tl.store(key_cache + target, left, mask=kept)
-        tl.store(key_cache + target + HALF, right, mask=kept)
-        tl.store(value_cache + target, value_left, mask=kept)
-        tl.store(value_cache + target + HALF, value_right, mask=kept)
-        if PACK:
-            target = tl.load(packed_rows + token) * kv_size + column
-            tl.store(packed_keys + target, left, mask=inside)
-            tl.store(packed_keys + target + HALF, right, mask=inside)
-            tl.store(packed_values + target, value_left, mask=inside)
-            tl.store(packed_values + target + HALF, value_right, mask=inside)
-    elif PACK:
-        request = (program - tokens) // chunks
-        past = tl.load(contexts + request) - (tl.load(offsets + request + 1) - tl.load(offsets + request))
-        place = (program - tokens) % chunks * PAST_ROWS + tl.arange(0, PAST_ROWS)
-        along = tl.arange(0, KV_SIZE_BLOCK)
-        block = tl.load(
-            block_tables + request.to(tl.int64) * table_stride + place // block_size, mask=place < past, other=0
-        )
-        source = (block.to(tl.int64) * block_size + place % block_size)[:, None] * kv_size + along[None, :]
-        start = tl.load(packed_starts + request).to(tl.int64)
-        packed = (start + place)[:, None] * kv_size + along[None, :]
-        valid = (place < past)[:, None] & (along < kv_size)[None, :]
-        tl.store(packed_keys + packed, tl.load(key_cache + source, mask=valid, other=0.0), mask=valid)
-        tl.store(packed_values + packed, tl.load(value_cache + source, mask=valid, other=0.0), mask=valid)
+    head = tl.arange(0, KV_BLOCK)
+    inside = (head < KV_HEADS)[:, None] & (half < HALF)[None, :]
+    column = head[:, None] * size + half[None, :]
+    where = row + QUERY_HEADS * size + column
+    left, right = _turned(where, inside, key_weight, eps, c, s, half, HALF, NORM)
+    value_left = tl.load(where + kv_size, mask=inside, other=0.0)
+    value_right = tl.load(where + kv_size + HALF, mask=inside, other=0.0)
+    tl.store(where, left, mask=inside)
+    tl.store(where + HALF, right, mask=inside)
+    slot = tl.load(slots + token)
+    kept = inside & (head < tl.where(slot >= 0, KV_HEADS, 0))[:, None]
+    target = slot * kv_size + column
+    tl.store(key_cache + target, left, mask=kept)
+    tl.store(key_cache + target + HALF, right, mask=kept)
+    tl.store(value_cache + target, value_left, mask=kept)
+    tl.store(value_cache + target + HALF, value_right, mask=kept)
 
 
 @triton.jit
