@@ -14,6 +14,9 @@ from tokenweave.plan.gpu_tuning import GpuTuner
 from tokenweave.plan.hardware import hardware
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import StepPlan
+from tokenweave.plan.trial import Trial
+
+PLAIN = (StepPlan("serial"), *(StepPlan("fused", budget=budget) for budget in layer.FUSED_BUDGETS))
 
 
 class Runner:
@@ -51,6 +54,24 @@ def test_plans_of_a_tuned_file(tmp_path: Path) -> None:
     args = argparse.Namespace(cut=None, tuned=str(path), budget=8)
     plans = layer._woven(trials, 1024, args)  # type: ignore[arg-type]
     assert StepPlan("weave", 384, 8, 0b1111) in plans and all(plan.mode == "weave" for plan in plans)
+    auto = layer._auto(1000, args)
+    assert auto is not None and auto.mode == "weave" and auto.cut == 384
+    assert layer._auto(1000, argparse.Namespace(tuned=None)) is None
+
+
+def test_what_auto_takes_against_the_better_of_serial_and_fused() -> None:
+    """A cut far off the best one is slower than fused, and the bound says by how much."""
+    shape, bad = StepShape.prefill(1000), StepPlan("weave", 64, 8)
+    good = StepPlan("weave", 400, 6, 0b1111)
+    bounds = {}
+    for plan in (bad, good, StepPlan("serial")):
+        row = layer.measured(Trials(), shape, [good], rounds=5, auto=plan)
+        ran = (plan, *PLAIN)
+        steps = dict(zip(ran, Trials().run(Trial.of(shape, ran, rounds=1, layers=8)).steps[:, 0], strict=True))
+        better = min(steps[other] for other in PLAIN)
+        bounds[plan] = row["auto_bound"]
+        assert bounds[plan] == pytest.approx(steps[plan] / better) and row["auto"] == plan.mode
+    assert bounds[good] < 1 < bounds[StepPlan("serial")]
 
 
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

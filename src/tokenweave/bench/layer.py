@@ -19,6 +19,8 @@ import numpy as np
 
 from tokenweave.bench import output
 from tokenweave.bench.dimensions import DIMENSIONS, model_directory
+from tokenweave.bench.paired import LEAST_ROUNDS, upper_bound
+from tokenweave.plan.nearest import nearest_plan
 from tokenweave.plan.scan import Scan, Scanned
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import StepPlan
@@ -41,14 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--cut", type=int, nargs="+", help="weave at these cuts only, on --budget thread blocks")
     parser.add_argument("--budget", type=int, default=8, help="thread blocks, with --cut (default: 8)")
-    parser.add_argument("--tuned", metavar="FILE", help="weave as what `tune --json` wrote says, instead of trying")
+    parser.add_argument(
+        "--tuned", metavar="FILE",
+        help="weave as what `tune --json` wrote says, instead of trying, and tell how its plan, auto, does",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=21, help="interleaved rounds; medians are shown (default: 21)")
     output.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if min(args.tokens) < 1 or args.rounds < 3:
-        raise ValueError("--tokens must be at least 1, --rounds at least 3")
+    least = LEAST_ROUNDS if args.tuned else 3
+    if min(args.tokens) < 1 or args.rounds < least:
+        raise ValueError(f"--tokens must be at least 1, --rounds at least {least}")
     if args.plot:
         output.figure()  # refuses before the work, not after it
     if args.tp:
@@ -70,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     print(
         f"{whose}; µs a layer, medians of {args.rounds} interleaved rounds\n"
         "split: compute of both lanes alone over that of the whole; overlap: woven over the sum of what is longer, a "
-        "stage of one lane alone or the other lane's communication alone"
+        "stage of one lane alone or the other lane's communication alone\n"
+        "auto: upper 95 % bound of its steps over those of the better of serial and fused, of the same round"
     )
     if args.plot:
         _plot(args.plot, rows)
@@ -82,7 +89,8 @@ def measured_sizes(trials: Any, args: argparse.Namespace, speaks: bool = True) -
     rows = []
     for tokens in args.tokens:
         began = time.perf_counter()
-        rows.append(measured(trials, StepShape.prefill(tokens), _woven(trials, tokens, args), args.rounds))
+        woven, auto = _woven(trials, tokens, args), _auto(tokens, args)
+        rows.append(measured(trials, StepShape.prefill(tokens), woven, args.rounds, auto))
         rows[-1]["seconds"] = time.perf_counter() - began
         if speaks:
             print(" ".join(f"{name} {cell}" for name, cell in _shown(rows[-1]).items()), file=sys.stderr)
@@ -136,18 +144,29 @@ def _woven(trials: LayerTrials, tokens: int, args: argparse.Namespace) -> list[S
     if args.cut:
         return [StepPlan("weave", cut, args.budget) for cut in args.cut if 0 < cut < tokens]
     if args.tuned:
-        checks = TunedTable.from_json(json.loads(Path(args.tuned).read_text())["table"]).checks
+        checks = _table(args.tuned).checks
         return [check.plan for check in checks if sum(check.counts) == tokens and check.plan.mode == "weave"]
     found: Scanned = Scan(trials).best(StepShape.prefill(tokens))
     return [plan for plan, _ in found.plans]
 
 
-def measured(trials: LayerTrials, shape: StepShape, woven: list[StepPlan], rounds: int) -> dict[str, Any]:
-    """Seconds a layer by mode, the best of each, and the losses of the best woven plan."""
-    plans = (
+def _auto(tokens: int, args: argparse.Namespace) -> StepPlan | None:
+    """What the tuned table says of such a step; None without one."""
+    return nearest_plan(_table(args.tuned), StepShape.prefill(tokens), "auto") if args.tuned else None
+
+
+def _table(path: str) -> TunedTable:
+    return TunedTable.from_json(json.loads(Path(path).read_text())["table"])
+
+
+def measured(
+    trials: LayerTrials, shape: StepShape, woven: list[StepPlan], rounds: int, auto: StepPlan | None = None
+) -> dict[str, Any]:
+    """Seconds a layer by mode, the best of each, the losses of the best woven plan, and how `auto` does."""
+    plans = tuple(dict.fromkeys((
         StepPlan("serial"), StepPlan("reordered"), StepPlan("nocomm"),
-        *(StepPlan("fused", budget=budget) for budget in FUSED_BUDGETS), *woven,
-    )  # fmt: skip
+        *(StepPlan("fused", budget=budget) for budget in FUSED_BUDGETS), *woven, *([] if auto is None else [auto]),
+    )))  # fmt: skip
     few, many = (
         trials.run(Trial.of(shape, plans, rounds=rounds, layers=layers, parts=False)).steps for layers in (FEW, MANY)
     )
@@ -159,6 +178,10 @@ def measured(trials: LayerTrials, shape: StepShape, woven: list[StepPlan], round
     }
     row: dict[str, Any] = {"tokens": shape.tokens}
     row |= {f"{mode}_us": 1e6 * seconds[plan] for mode, plan in best.items()}
+    if auto is not None:
+        took = {mode: many[plans.index(best[mode])] for mode in ("serial", "fused")}
+        better = min(took, key=lambda mode: float(np.median(took[mode])))
+        row |= {"auto": auto.mode, "auto_bound": upper_bound(many[plans.index(auto)] / took[better])}
     if "weave" not in best:
         return row
     plan = best["weave"]
@@ -194,6 +217,8 @@ def _shown(row: dict[str, Any]) -> dict[str, str]:
         cells[mode] = f"{row[f'{mode}_us']:.1f}" if f"{mode}_us" in row else "-"
     for name in ("speedup", "split", "overlap"):
         cells[name] = f"{row[name]:.3f}" if name in row else "-"
+    if "auto" in row:
+        cells["auto"] = f"{row['auto']} {row['auto_bound']:.3f}"
     cells["plan"] = f"{row['cut']} on {row['budget']}, narrow {row['narrow']:08b}" if "cut" in row else "-"
     return cells
 

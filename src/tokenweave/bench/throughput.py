@@ -111,7 +111,9 @@ def _measure(
     arrivals = None if args.rate is None else np.cumsum(draw.exponential(1 / args.rate, len(pairs))).tolist()
     for run in runs:
         run.seconds, run.completions = [], []
-        run.llm.generate(prompts[:1], params[:1], progress=False)  # warms up
+        # warms up; on a GPU steps of every size are captured in a whole round
+        some = slice(None) if args.emulate_tp else slice(1)
+        run.llm.generate(prompts[some], params[some], progress=False)
     for _ in range(args.rounds):
         for run in runs:
             bar.set_description(f"{name} {run.mode}")
