@@ -11,6 +11,7 @@ from tokenweave.plan.analytical import AnalyticalCosts
 from tokenweave.plan.choose import choose
 from tokenweave.plan.hardware import cpu, hardware
 from tokenweave.plan.planner import Planner, plan_step
+from tokenweave.plan.scan import ALL_NARROW
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import MODES, StepPlan
 from tokenweave.plan.table import TunedTable
@@ -47,7 +48,8 @@ def test_every_step_gets_a_plan_that_fits_it(requests, mode):
 
 def test_auto_is_the_choice_and_is_remembered(monkeypatch):
     planner = Planner("auto", CALCULATED)
-    assert planner.plan([2176], [2176]) == choose(CALCULATED, StepShape.prefill(2176)).plan
+    chosen = choose(CALCULATED, StepShape.prefill(2176)).plan
+    assert planner.plan([2176], [2176]) == replace(chosen, budget=max(chosen.budget, 8), narrow=ALL_NARROW)
     assert planner.plan([2176], [2176]).mode == "weave"
     monkeypatch.setattr("tokenweave.plan.planner.choose", None)
     for tokens in (2100, 2140, 2176):  # steps that differ little need no new choice

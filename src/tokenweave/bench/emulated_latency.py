@@ -27,8 +27,10 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         llms = _open(args, modes, stack)
         rows = [_row(args, llms, tokens) for tokens in LENGTHS]
+        source = llms[modes[-1]].plan_source
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     print(f"{emulated.label(args)}; prefill to the first token, medians of {args.rounds} interleaved rounds")
+    print(f"plans: {source}")
     if args.json:
         output.write_json(args.json, rows)
     return 0

@@ -66,11 +66,13 @@ def run(args: argparse.Namespace) -> int:
         with tqdm(total=len(lengths) * args.rounds * len(runs), unit="run", disable=None, leave=False) as bar:
             for name, pairs in lengths.items():
                 rows += _measure(runs, name, pairs, args, bar)
+        source = runs[-1].llm.plan_source
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     how = "all at once" if args.rate is None else f"{args.rate} a second"
     if args.emulate_tp:
         print(emulated.label(args))
     print(f"{args.requests} requests, {how}, at most {args.chunk} tokens a step; {args.rounds} interleaved rounds")
+    print(f"plans: {source}")
     if args.json:
         output.write_json(args.json, rows)
     if args.plot:

@@ -13,6 +13,7 @@ import torch
 
 from tokenweave.comm.collective import Collective
 from tokenweave.comm.group import Group
+from tokenweave.execute.capture import GraphPool
 from tokenweave.models.decoder import Decoder
 from tokenweave.plan.hardware import Hardware, cpu, hardware
 from tokenweave.plan.table import TuneKey, model_dimensions
@@ -22,6 +23,7 @@ from tokenweave.plan.table import TuneKey, model_dimensions
 BURSTS, LATENCY_CALLS, BANDWIDTH_CALLS = 8, 12, 1
 BANDWIDTH_BYTES = 1 << 19  # 4 ms a call at 1 Gbit/s
 GPU_BANDWIDTH_BYTES = 1 << 25  # 0.15 ms a call over NVLink, ten times what one row takes
+GPU_CALLS, GPU_REPLAYS = 16, 5
 
 
 def tune_key(group: Group, collective: Collective, model: Decoder, *, max_tokens: int) -> TuneKey:
@@ -69,38 +71,52 @@ def link_fingerprint(
     if group.size == 1:
         return 0.0, 0.0
     row_bytes = hidden_size * dtype.itemsize
-    message = GPU_BANDWIDTH_BYTES if group.device.type == "cuda" else BANDWIDTH_BYTES
-    many = min(max_tokens, max(2, message // row_bytes))
-    latency = seconds = inf
-    for _ in range(BURSTS):
-        time.sleep(0.001)
-        latency = min(latency, _least(collective, group, 1, hidden_size, dtype, LATENCY_CALLS))
-        seconds = min(seconds, _least(collective, group, many, hidden_size, dtype, BANDWIDTH_CALLS))
+    if group.device.type == "cuda":
+        many = min(max_tokens, max(2, GPU_BANDWIDTH_BYTES // row_bytes))
+        latency, seconds = (_on_gpu(_operation(collective, group, n, hidden_size, dtype)) for n in (1, many))
+    else:
+        many = min(max_tokens, max(2, BANDWIDTH_BYTES // row_bytes))
+        latency = seconds = inf
+        for _ in range(BURSTS):
+            time.sleep(0.001)
+            latency = min(latency, _least(_operation(collective, group, 1, hidden_size, dtype), LATENCY_CALLS))
+            seconds = min(seconds, _least(_operation(collective, group, many, hidden_size, dtype), BANDWIDTH_CALLS))
     crossing = 2 * (group.size - 1) / group.size * many * row_bytes  # partials to their owners, results back
     return latency, crossing / max(seconds - latency, 0.1 * seconds)
 
 
-def _least(
-    collective: Collective, group: Group, tokens: int, hidden_size: int, dtype: torch.dtype, calls: int
-) -> float:
-    """Seconds of the fastest of `calls` fused operations; the first, which meets cold memory, does not count."""
+def _operation(
+    collective: Collective, group: Group, tokens: int, hidden_size: int, dtype: torch.dtype
+) -> Callable[[], object]:
+    """A fused operation on so many rows."""
     rows = group.rows(tokens)
     partial = collective.buffer(0, tokens).zero_()
     residual = torch.zeros(rows.stop - rows.start, hidden_size, dtype=dtype, device=group.device)
     weight = torch.ones(hidden_size, dtype=dtype, device=group.device)
-    timed = _timed_on_gpu if group.device.type == "cuda" else _timed
-    return min(
-        timed(lambda: collective.all_reduce_add_rms_norm(partial, residual, weight, 1e-5)) for _ in range(calls + 1)
-    )
+    return lambda: collective.all_reduce_add_rms_norm(partial, residual, weight, 1e-5)
 
 
-def _timed_on_gpu(call: Callable[[], object]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
+def _least(call: Callable[[], object], calls: int) -> float:
+    """Seconds of the fastest of `calls`; the first, which meets cold memory, does not count."""
+    return min(_timed(call) for _ in range(calls + 1))
+
+
+def _on_gpu(call: Callable[[], object]) -> float:
+    """Seconds of a call between others of a graph: what the host takes to launch one differs threefold between
+    processes."""
     call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    graph, _ = GraphPool(torch.device("cuda", torch.cuda.current_device())).capture(
+        lambda: [call() for _ in range(GPU_CALLS)]
+    )
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    taken = []
+    for _ in range(GPU_REPLAYS):
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) / 1e3)
+    return min(taken) / GPU_CALLS
 
 
 def _timed(call: Callable[[], object]) -> float:

@@ -14,6 +14,7 @@ from tokenweave.plan.choose import HIDES_NOTHING, choose
 from tokenweave.plan.costs import Costs
 from tokenweave.plan.hardware import Hardware
 from tokenweave.plan.nearest import nearest_plan
+from tokenweave.plan.scan import ALL_NARROW, FIRST_BUDGET
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.step import MODES, StepPlan
 from tokenweave.plan.table import TunedTable, TuneKey, cache_directory, find
@@ -123,5 +124,19 @@ class Planner:
         corrections = self._table.corrections(shape.tokens) if self._table else None
         choice = choose(self.costs, shape, corrections)
         if self.mode == "auto":
-            return choice.plan
-        return choice.by_mode[self.mode][0] if self.mode in choice.by_mode else plan_step(self.mode, shape.tokens)
+            return _untried(choice.plan)
+        return (
+            _untried(choice.by_mode[self.mode][0])
+            if self.mode in choice.by_mode
+            else plan_step(self.mode, shape.tokens)
+        )
+
+
+def _untried(plan: StepPlan) -> StepPlan:
+    """The plan; a woven one for a GPU with what a scan mostly ends at, which no simulation tells: at least FIRST_BUDGET
+    thread blocks, and all matmuls counting on the other processors. The calculated plan of 1024 tokens of Llama-70B, on
+    4, took 4 % longer than serial on an H200; on 8 and with those matmuls it is 1.3 times as fast.
+    """
+    if plan.mode != "weave" or plan.budget is None:
+        return plan
+    return replace(plan, budget=max(plan.budget, FIRST_BUDGET), narrow=ALL_NARROW)
