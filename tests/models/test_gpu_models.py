@@ -16,7 +16,7 @@ LIMITS = {torch.float32: 2e-4, torch.bfloat16: 0.03}  # of the logits' norm
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_every_family_in_every_mode(size: int, tmp_path: Path) -> None:
-    """float32 runs torch's operators where attention is; bfloat16 the kernels, torch's attention, and graphs."""
+    """float32 runs torch's operators where attention is; bfloat16 the kernels and graphs."""
     families = [tiny for tiny in FAMILIES if tiny.changes.get("num_attention_heads", 4) >= size]
     directories = [save(tiny, tmp_path) for tiny in families]
     found = launch(
