@@ -20,6 +20,7 @@ from tokenweave.comm.kernels.vector import (
     load_part,
     multiply,
     prefetch,
+    prefetch_to_write,
     rounded,
     splat,
     store,
@@ -32,7 +33,8 @@ FUSED, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER = 1, 2, 3, 4
 BLOCK = 4 * LANES
 # From so many bytes of own rows on, data comes from memory rather than from a cache. Then fetching a page ahead, which
 # the processor does not do by itself, gains 10 % at [1024, 4096] (below it costs as much), and storing rows that were
-# not read past the cache gains 20 %.
+# not read past the cache gains 20 %. Below, peers' rows lie in the peers' caches and are stored to after they are read:
+# taking the lines for writing a page ahead, one journey instead of two, gains 25 % at [16, 4096] from private tensors.
 LARGE_BYTES = 4 << 20
 PAGE_BYTES = 4096
 
@@ -101,6 +103,18 @@ def prefetch_block(lane, residual, at, base):  # type: ignore[no-untyped-def]
 
 
 @njit
+def claim_block(lane, like, at, end):  # type: ignore[no-untyped-def]
+    """Fetch the peers' [at : at + BLOCK] to be read and then stored to, unless from `end` on they are others' rows."""
+    if at >= end:
+        return
+    this_rank = lane_word(lane, LaneWord.RANK)
+    for rank in range(lane_word(lane, LaneWord.TARGET_COUNT)):
+        if rank != this_rank:
+            for i in range(0, BLOCK, LANES):
+                prefetch_to_write(target(lane, like, rank), at + i)
+
+
+@njit
 def add_block(lane, residual, at, base):  # type: ignore[no-untyped-def]
     """residual[base : base + BLOCK] += sum of the partials; returns it, rounded as stored."""
     y0, y1, y2, y3 = sum_block(lane, residual, at)
@@ -114,10 +128,10 @@ def add_block(lane, residual, at, base):  # type: ignore[no-untyped-def]
 
 
 @njit
-def add_row(lane, row, residual, own, ahead):  # type: ignore[no-untyped-def]
+def add_row(lane, row, last, residual, own, ahead, large):  # type: ignore[no-untyped-def]
     """residual[own] += sum over the ranks of their row, rounded; returns the sum of squares of residual[own].
 
-    ahead: elements to prefetch ahead, 0 for none.
+    last: where this rank's rows end. ahead: elements to prefetch ahead. large: see LARGE_BYTES.
     """
     hidden = lane_word(lane, LaneWord.HIDDEN)
     start, base = row * hidden, own * hidden
@@ -125,8 +139,10 @@ def add_row(lane, row, residual, own, ahead):  # type: ignore[no-untyped-def]
     s0, s1, s2, s3 = zero, zero, zero, zero
     i = 0
     while i + BLOCK <= hidden:
-        if ahead:
+        if large:
             prefetch_block(lane, residual, start + i + ahead, base + i + ahead)
+        else:
+            claim_block(lane, residual, start + i + ahead, last * hidden)
         y0, y1, y2, y3 = add_block(lane, residual, start + i, base + i)
         s0, s1 = add(s0, multiply(y0, y0)), add(s1, multiply(y1, y1))
         s2, s3 = add(s2, multiply(y2, y2)), add(s3, multiply(y3, y3))
@@ -231,11 +247,11 @@ def own_rows(lane, operation, rows, weight, wide, eps, first, last, copied):  # 
     """This rank's part of an operation, rows [first, last) of the lane; see `exchange`."""
     hidden, row_bytes = lane_word(lane, LaneWord.HIDDEN), lane_word(lane, LaneWord.ROW_BYTES)
     large = (last - first) * row_bytes >= LARGE_BYTES
-    ahead = PAGE_BYTES * hidden // row_bytes if large else 0
+    ahead = PAGE_BYTES * hidden // row_bytes
     past_cache = copied and large and row_bytes % 64 == 0
     for row in range(first, last):
         if operation == FUSED:
-            squares = add_row(lane, row, rows, row - first, ahead)
+            squares = add_row(lane, row, last, rows, row - first, ahead, large)
             inverse = np.float32(1) / np.sqrt(squares / np.float32(hidden) + np.float32(eps))
             if wide:
                 scale_row(lane, row, rows, row - first, float32_at(weight), inverse, past_cache)

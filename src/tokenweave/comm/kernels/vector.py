@@ -6,6 +6,7 @@ to what the processor has (one AVX-512 register, two of AVX2, four of NEON).
 """
 
 import hashlib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,14 @@ def _local(builder: ir.IRBuilder, element: str) -> ir.Value:
     return cgutils.alloca_once(builder, _vector(_STORED[element]), zfill=True)
 
 
+def _prefetch(context: Any, builder: ir.IRBuilder, signature: Any, args: Any, to_write: int) -> ir.Value:
+    pointer = builder.bitcast(_at(builder, args[0], args[1], signature.args[0].element), ir.IntType(8).as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+    fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(fetch, [pointer, _I32(to_write), _I32(3), _I32(1)])  # into every level, data
+    return context.get_dummy_value()
+
+
 @intrinsic
 def address(context, elements):  # type: ignore[no-untyped-def]
     """As an integer."""
@@ -161,15 +170,13 @@ def store_past_cache(context, base, index, value):  # type: ignore[no-untyped-de
 @intrinsic
 def prefetch(context, base, index):  # type: ignore[no-untyped-def]
     """Start fetching base[index]; the address need not exist."""
+    return types.void(base, types.int64), partial(_prefetch, to_write=0)
 
-    def generate(context, builder, signature, args):  # type: ignore[no-untyped-def]
-        pointer = builder.bitcast(_at(builder, args[0], args[1], base.element), ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
-        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(fetch, [pointer, _I32(0), _I32(3), _I32(1)])  # to read, into every level, data
-        return context.get_dummy_value()
 
-    return types.void(base, types.int64), generate
+@intrinsic
+def prefetch_to_write(context, base, index):  # type: ignore[no-untyped-def]
+    """`prefetch` that takes the line away from other cores, so that a store to it need not ask for it again."""
+    return types.void(base, types.int64), partial(_prefetch, to_write=1)
 
 
 @intrinsic
