@@ -10,6 +10,7 @@ from tqdm import tqdm
 from tokenweave.bench import emulated, output
 from tokenweave.cli import options
 from tokenweave.engine.config import COLLECTIVES, DTYPES, EngineConfig
+from tokenweave.engine.device import gpu_count
 from tokenweave.engine.trials import TrialRanks
 from tokenweave.plan import Planner, StepPlan
 from tokenweave.plan.choose import HIDES_NOTHING
@@ -20,13 +21,17 @@ from tokenweave.plan.table import TunedTable, cache_directory
 from tokenweave.plan.tuning import Regret, Tuner
 
 TOKENS = "1,16,128,512,2048"
+# A cut that is taken over in proportion costs up to a tenth: on a GPU what is run is what is chosen.
+GPU_TOKENS = "1,16,64,128,256,512,768,1024,1536,2048,3072,4096,6144,8192"
 MOST_UNREST = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="directory, .gguf file or hub id; default: the demo model")
     parser.add_argument("--tp", type=int, default=2, help="tensor parallel size: ranks (default: 2)")
-    parser.add_argument("--tokens", default=TOKENS, help="tokens of the steps, with commas (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", help=f"tokens of the steps, with commas (default: {TOKENS}; on GPUs {GPU_TOKENS})"
+    )  # fmt: skip
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations (default: auto)")
     parser.add_argument("--collective", choices=COLLECTIVES, default="auto", help="(default: auto)")
     emulated.add_arguments(parser)
@@ -36,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     began = time.perf_counter()
-    sizes = options.numbers("--tokens", args.tokens)
+    sizes = options.numbers("--tokens", args.tokens or (GPU_TOKENS if _on_gpus(args) else TOKENS))
     if min(sizes) < 1:
         raise ValueError(f"--tokens takes numbers of at least 1, got {args.tokens}")
     model, config = args.model, EngineConfig(
@@ -58,6 +63,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.write_json(args.json, _rows(table, tuner), regret=_regret_rows(regrets), table=table.to_json())
     return 0
+
+
+def _on_gpus(args: argparse.Namespace) -> bool:
+    return bool(args.emulate_tp) or (args.collective in ("auto", "symmetric") and gpu_count() > 0)
 
 
 def _tuned(ranks: TrialRanks, sizes: tuple[int, ...]) -> tuple[TunedTable, Tuner]:
