@@ -9,6 +9,7 @@ import torch
 from execute.stage_ranks import HIDDEN, model_of
 
 from tokenweave.comm import Group, launch
+from tokenweave.comm.emulated import Emulation, emulated_group
 from tokenweave.config import ModelConfig
 from tokenweave.execute import machine
 from tokenweave.plan.table import TuneKey
@@ -57,3 +58,17 @@ def test_device_name(tmp_path: Path) -> None:
 def test_hosts_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert [key.hosts for key, _, _ in launch(take, 3, "distributed", args=(8,), threads=1)] == [2, 2, 2]
+
+
+@pytest.mark.gpu
+def test_a_link_of_gpus_is_timed_alike_whatever_the_host_does() -> None:
+    """The operation's own time: that of the emulation, 20 µs and 1 µs a row, and no more than a tenth besides."""
+    emulation = Emulation(
+        size=8, traffic="multicast", fused={16: lambda n: 2e-5 + 1e-6 * n}, all_reduce=float, reduce_scatter=float,
+        all_gather=float,
+    )  # fmt: skip
+    with emulated_group(emulation) as group, group.open_collective(8192, 2048, torch.bfloat16) as collective:
+        for _ in range(2):
+            latency, bandwidth = machine.link_fingerprint(group, collective, 8192, torch.bfloat16, 2048)
+            assert latency == pytest.approx(21e-6, rel=0.15)
+            assert bandwidth == pytest.approx(2 * 7 / 8 * 2048 * 16384 / 2047e-6, rel=0.1)

@@ -250,3 +250,6 @@ def test_what_is_refused() -> None:
     step = Requests([1], [1], kv_heads=1, size=8, dtype=torch.float16, block_size=8)
     with pytest.raises(ValueError, match="whole tiles of 16 keys"):
         attend_pages(torch.zeros(1, 8, dtype=torch.float16), step.pages(), step.positions, 1, Tiles(16, 16))
+    step = Requests([1], [50], kv_heads=1, size=8, dtype=torch.float16, block_size=32)
+    with pytest.raises(ValueError, match="shares whole tiles of 16 keys"):
+        attend_pages(torch.zeros(1, 8, dtype=torch.float16), step.pages(), step.positions, 50, Tiles(16, 16, 40))

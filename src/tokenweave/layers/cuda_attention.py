@@ -105,8 +105,8 @@ def attend_pages(
     block_size, kv_heads, size = pages.keys.shape[1:]
     tokens, wide = queries.shape
     heads, requests = wide // size, len(pages.context_lengths)
-    if queries.stride(1) != 1 or block_size % tiles.keys:
-        raise ValueError(f"queries must have rows without gaps, and blocks whole tiles of {tiles.keys} keys")
+    if queries.stride(1) != 1 or block_size % tiles.keys or tiles.share % tiles.keys:
+        raise ValueError(f"queries must have rows without gaps, blocks and shares whole tiles of {tiles.keys} keys")
     attended = queries.new_empty(tokens, wide)
     if not tokens:
         return attended

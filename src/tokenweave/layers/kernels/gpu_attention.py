@@ -111,7 +111,7 @@ def attend(
         # behind the last key there may be anything, which zero does not make zero
         there = (key < stop)[:, None] & (column < SIZE)[None, :]
         values = tl.load(value_cache + place, mask=there, other=0.0)
-        seen = (key[None, :] <= position[:, None]) & (key < stop)[None, :]
+        seen = key[None, :] <= position[:, None]
         if WINDOW:
             seen &= key[None, :] > position[:, None] - WINDOW
         scores = tl.where(seen, scores, float("-inf"))
