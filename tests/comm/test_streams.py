@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 
 import numpy as np
 import pytest
@@ -90,6 +90,22 @@ def test_a_peer_that_has_gone_is_named() -> None:
         return caught.value.peer, caught.value.late
 
     assert on_ranks(2, run) == [(1, False), None]
+
+
+def test_strangers_do_not_move_the_deadline() -> None:
+    """They knock at every moment until the rank gives up."""
+    store = dist.HashStore()
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(connect, store, "key", 0, 2, lanes=1, timeout=1.0, address=LOOPBACK)
+        host, port, _ = json.loads(store.get("key/0"))
+        with suppress(OSError):
+            while time.monotonic() < began + 20.0:
+                with socket.create_connection((host, port), timeout=1.0) as stranger:
+                    stranger.sendall(b"?")
+        with pytest.raises(StreamError, match="rank 1 is late"):
+            waiting.result(timeout=20.0)
+    assert time.monotonic() < began + 10.0
 
 
 def test_who_does_not_know_the_token_stays_outside() -> None:

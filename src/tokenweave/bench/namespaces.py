@@ -6,6 +6,7 @@ goes with the namespaces. The ranks end when their standard input does, so that 
 
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ BUCKET = 70_000
 QUEUE = 16 << 20  # bytes waiting at the link; more than two lanes' messages, so that nothing is dropped
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _END_SECONDS = 5.0
+_ANSWER_SECONDS = 600.0  # a question may be many rounds of a long prefill over a slow link
 
 
 class NetworkRanks:
@@ -119,6 +121,8 @@ class NetworkRanks:
     def _receive(self, rank: int) -> Any:
         stdout = self._ranks[rank].stdout
         assert stdout is not None
+        if not select.select([stdout], [], [], _ANSWER_SECONDS)[0]:
+            raise RuntimeError(f"rank {rank} has not answered for {_ANSWER_SECONDS:.0f} s")
         line = stdout.readline()
         if not line:
             self._fail(rank)

@@ -160,9 +160,10 @@ class RankProcess:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         tail = self._tail.decode(errors="replace").strip()
         message = f"rank {self.rank} {how} before its function returned"
+        error = RankError(message, rank=self.rank, exit_code=code, stderr_tail=tail)
         if tail:
-            message += f"; the end of its stderr:\n{tail}"
-        return RankError(message, rank=self.rank, exit_code=code, stderr_tail=tail)
+            error.add_note(f"the end of its stderr:\n{tail}")
+        return error
 
     def _read_report(self) -> None:
         try:

@@ -201,9 +201,12 @@ def _answer(
     missing: list[int],
     deadline: float,
 ) -> None:
-    """Take in one connection; one that does not know the token is dropped."""
+    """Take in one connection; one that does not know the token is dropped, and does not move the deadline."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise StreamError(missing[0], late=True)
     try:
-        listener.settimeout(max(0.001, deadline - time.monotonic()))
+        listener.settimeout(left)
         connection, _ = listener.accept()
     except TimeoutError:
         raise StreamError(missing[0], late=True) from None

@@ -1,5 +1,7 @@
 """How rank 0's steps reach the other ranks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from tokenweave.comm.collective import CommunicationError
@@ -29,24 +31,37 @@ class LinkChannel:
         self._peers: dict[int, Link] = links.peers
 
     def least(self, value: int) -> int:
+        """Raises CommunicationError if a rank has ended."""
         if 0 in self._peers:
-            self._peers[0].send(value)
-            return self._peers[0].recv()
-        for link in self._peers.values():
-            value = min(value, link.recv())
-        for link in self._peers.values():
-            link.send(value)
+            with _named(0):
+                self._peers[0].send(value)
+                return self._peers[0].recv()
+        for rank, link in self._peers.items():
+            with _named(rank):
+                value = min(value, link.recv())
+        self._tell(value)
         return value
 
     def send(self, message: bytes) -> None:
-        for rank, link in self._peers.items():
-            try:
-                link.send(message)
-            except BrokenPipeError:
-                raise CommunicationError(f"rank {rank} has ended: the next step cannot reach it") from None
+        """Raises CommunicationError if a rank has ended."""
+        self._tell(message)
 
     def receive(self) -> bytes | None:
         try:
             return self._peers[0].recv()
         except EOFError:
             return None
+
+    def _tell(self, value: object) -> None:
+        for rank, link in self._peers.items():
+            with _named(rank):
+                link.send(value)
+
+
+@contextmanager
+def _named(rank: int) -> Iterator[None]:
+    """Turn the end of a rank's pipe into an error that names the rank."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError):
+        raise CommunicationError(f"rank {rank} has ended") from None
