@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tokenweave.bench.dimensions import DIMENSIONS
 from tokenweave.cli.main import main
 from tokenweave.plan.hardware import catalogue
 
@@ -31,6 +32,12 @@ def test_plans_for_all_known_hardware(model, capsys, name):
         assert main(["plan", str(place), "--hardware", name, "--tp", "2", "--tokens", "1,13,1024"]) == 0
         shown = capsys.readouterr()
         assert f"2 x {name}" in shown.out and "1024" in shown.out and not shown.err
+
+
+@pytest.mark.parametrize("name", list(DIMENSIONS))
+def test_plans_for_models_known_by_name(capsys, name):
+    assert main(["plan", name, "--tp", "8", "--tokens", "1024"]) == 0
+    assert "1024" in capsys.readouterr().out
 
 
 def test_files_are_written(model, capsys):

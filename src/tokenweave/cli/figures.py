@@ -26,7 +26,7 @@ class StreamFigures:
         ranks = f"{llm.config.tensor_parallel_size} rank{'s' * (llm.config.tensor_parallel_size != 1)}"
         where = f"{ranks} · {llm.mode_in_use} · {llm.collective_in_use} · {llm.dtype_in_use}"
         if not self.first:
-            return f"[no text in {self.last - self.began:.2f} s · {where}]"
+            return f"[no text in {time.perf_counter() - self.began:.2f} s · {where}]"
         rate = (
             f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s" if tokens > 1 and self.last > self.first else ""
         )

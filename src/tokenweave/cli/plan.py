@@ -4,7 +4,9 @@ import argparse
 import json
 from pathlib import Path
 
+from tokenweave.bench.dimensions import DIMENSIONS, model_directory
 from tokenweave.cli import options
+from tokenweave.config import hub
 from tokenweave.config.foreign import model_config, read_config, read_json
 from tokenweave.config.model import ModelConfig
 from tokenweave.plan.analytical import DTYPE_BYTES
@@ -17,7 +19,10 @@ TOKENS = "1,64,512,1024,2048,4096,8192"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="a config.json, a directory that holds one, or a hub id; no weights are read")
+    parser.add_argument(
+        "model",
+        help=f"a config.json, a directory with one, a hub id, or one of {', '.join(DIMENSIONS)}; reads no weights",
+    )
     parser.add_argument("--hardware", choices=list(catalogue()), default="h100", help="GPU (default: h100)")
     parser.add_argument("--tp", type=int, default=8, help="tensor parallel size: GPUs (default: 8)")
     parser.add_argument("--tokens", default=TOKENS, help="tokens of the steps, with commas (default: %(default)s)")
@@ -49,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _config(model: str) -> ModelConfig:
+    if model in DIMENSIONS:
+        return read_config(model_directory(model))
     path = Path(model).expanduser()
     if path.is_dir():
         return read_config(path)
@@ -64,8 +71,13 @@ def _from_hub(name: str) -> Path:
     """The config.json of a hub model, and nothing else of it."""
     from huggingface_hub import hf_hub_download
 
+    reason = hub.obstacle(name)
     try:
-        return Path(hf_hub_download(name, "config.json", etag_timeout=5.0))
+        path = hf_hub_download(name, "config.json", etag_timeout=hub.TIMEOUT, local_files_only=bool(reason))
     except Exception as error:  # of whichever HTTP client the installed version uses
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"no such model: {name!r} is no config.json or directory here; the hub: {reason}") from None
+        reason = reason or f"fetching it failed: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        raise ValueError(
+            f"no such model: {name!r} is no config.json or directory here, none of {', '.join(DIMENSIONS)}, and not in "
+            f"the hub's cache, and {reason}"
+        ) from None
+    return Path(path)

