@@ -37,6 +37,7 @@ class Server:
         environment = os.environ | {
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "0|1", "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOG_STATS_INTERVAL": "1",
+            "VLLM_RPC_BASE_PATH": str(directory), "VLLM_CACHE_ROOT": str(directory / "cache"),
         }  # fmt: skip
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(

@@ -11,6 +11,7 @@ from pathlib import Path
 from vllm_network_rank import ENGINES
 
 from tokenweave.bench.namespaces import NetworkRanks
+from tokenweave.integrations.vllm.benchmark import interval
 
 
 def main() -> None:
@@ -46,9 +47,8 @@ def report(rate: float, tokens: int, seconds: dict[str, list[float]]) -> None:
     print(f"{rate:g} Mbit/s, {tokens} tokens: {medians}")
     for other in ("vLLM", "fused"):
         ratios = [a / b for a, b in zip(seconds["weave"], seconds[other], strict=True)]
-        half = 2.145 * statistics.stdev(ratios) / len(ratios) ** 0.5  # Student's t of 15 pairs, 95 %
-        mean = statistics.mean(ratios)
-        print(f"  woven ÷ {other}: {mean:.3f}, 95 % from {mean - half:.3f} to {mean + half:.3f}")
+        lowest, highest = interval(ratios)
+        print(f"  woven ÷ {other}: {statistics.median(ratios):.3f}, 95 % from {lowest:.3f} to {highest:.3f}")
 
 
 if __name__ == "__main__":

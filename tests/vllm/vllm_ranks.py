@@ -1,17 +1,16 @@
 """Models inside vLLM, many in one start: python vllm_ranks.py JOB.json, run by the tests with a time limit.
 
-Every rank is a process with an engine of its own, as torchrun would start them (vLLM's external_launcher): importing
-vLLM takes ten times as long as what these models do.
+Every rank is a process with an engine of its own, as torchrun would start them (vLLM's external_launcher).
 
 JOB: {"size": ranks, "models": directory, "cases": [{"family": ..., "compiled": bool, "runs": [...]}], "out": file}
-A run is a mode of the plugin, or "stock" where it is not installed, or a fault put in: "unreduced", "swapped".
+A run is a mode of the plugin, or "stock" without it, or a fault put in: "unreduced", "swapped". Stock ones come first.
 """
 
 import gc
 import json
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -28,37 +27,43 @@ STEP_TOKENS = 64
 def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         job = json.load(file)
-    if len(sys.argv) > 2:
-        return rank_main(job, rank=int(sys.argv[2]), port=sys.argv[3])
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = [sys.executable, __file__, sys.argv[1]]
-    ranks = [subprocess.Popen([*words, str(rank), str(port)]) for rank in range(job["size"])]
+        port = str(free.getsockname()[1])
+    os.environ.update(
+        WORLD_SIZE=str(job["size"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=port, VLLM_HOST_IP="127.0.0.1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    _import_models(plugin=False)
+    # Forked, as vLLM's own workers are: importing vLLM takes a core 12 s, and four ranks have two.
+    ranks = [multiprocessing.get_context("fork").Process(target=rank_main, args=(job, r)) for r in range(job["size"])]
+    for rank in ranks:
+        rank.start()
     try:
-        while any(rank.poll() is None for rank in ranks):
-            if any(rank.poll() for rank in ranks):
+        while any(rank.exitcode is None for rank in ranks):
+            if any(rank.exitcode for rank in ranks):
                 break
             time.sleep(0.1)
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
+            rank.join()
         for memory in Path("/dev/shm").glob(f"{port}-tp*"):  # vLLM leaves it in this mode
             memory.unlink()
-    sys.exit(max(abs(rank.wait()) for rank in ranks))
+    sys.exit(max(abs(rank.exitcode or 0) for rank in ranks))
 
 
-def rank_main(job: dict[str, Any], rank: int, port: str) -> None:
+def rank_main(job: dict[str, Any], rank: int) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job["size"]), MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-        VLLM_HOST_IP="127.0.0.1", VLLM_ENABLE_V1_MULTIPROCESSING="0", OMP_NUM_THREADS="1",
-    )  # fmt: skip
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    _meet_at(f"tcp://127.0.0.1:{port}", rank)
-    _import_models()
-    found = [one for case in job["cases"] for one in run_case(job, case)]
+    _meet_at(f"tcp://127.0.0.1:{os.environ['MASTER_PORT']}", rank)
+    plugin, found = False, []
+    for case in job["cases"]:
+        if not plugin and case["runs"] != ["stock"]:
+            plugin = True
+            _import_models(plugin=True)
+        found += run_case(job, case)
     if rank == 0:
         with open(job["out"], "w", encoding="utf-8") as file:
             json.dump(found, file)
@@ -79,12 +84,20 @@ def _meet_at(address: str, rank: int) -> None:
     ExecutorWithExternalLauncher._distributed_args = lambda self: (address, rank, rank)
 
 
-def _import_models() -> None:
-    """vLLM looks at a class that is registered by its name in a process of its own, which imports vLLM once more."""
+def _import_models(*, plugin: bool) -> None:
+    """Have vLLM load its plugins, none or this one. Models by themselves: vLLM looks at a class that is registered by
+    its name in a process of its own, which imports vLLM once more."""
+    from vllm import envs, plugins
+    from vllm.model_executor.model_loader import utils
     from vllm.model_executor.models.registry import ModelRegistry
-    from vllm.plugins import load_general_plugins
+    from vllm.v1.attention import selector
 
-    load_general_plugins()
+    os.environ["VLLM_PLUGINS"] = "tokenweave" if plugin else ""
+    envs.disable_envs_cache()
+    selector._cached_get_attn_backend.cache_clear()  # here and in the next vLLM keeps what it has looked up
+    utils._MODEL_ARCH_BY_HASH.clear()
+    plugins.plugins_loaded = False
+    plugins.load_general_plugins()
     for architecture in ARCHITECTURES:
         ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
 
@@ -126,6 +139,7 @@ def _run(llm: Any, model: Any, run: str) -> dict[str, Any]:
     return {
         "outputs": outputs,
         "on": runtime is not None,
+        "class": f"{type(model).__module__}.{type(model).__name__}",
         "counts": {} if runtime is None else dict(runtime.counts.steps),
         "fused": 0 if runtime is None else runtime.counts.fused,
         "copies": 0 if runtime is None else runtime.collective.copies,

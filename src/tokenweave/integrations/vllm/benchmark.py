@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def main() -> int:
     parser.add_argument("--tokens", default="", help="with commas (default: 1,16,128,512,1024,2048 or 512,1024,2048)")
     parser.add_argument("--hidden", type=int, default=4096, help="of the operation (default: 4096)")
     parser.add_argument("--layers", type=int, default=8, help="of the model (default: 8)")
-    parser.add_argument("--pairs", type=int, default=15, help="runs of each (default: 15)")
+    parser.add_argument("--pairs", type=int, default=15, help="runs of each, at least 6 (default: 15)")
     parser.add_argument("--compiled", action="store_true", help="both engines compile the model")
     parser.add_argument("--json", metavar="FILE", help="write every figure to this file")
     args = parser.parse_args()
@@ -223,17 +224,31 @@ def _prefill_rows(args: argparse.Namespace, ranks: list[Any]) -> list[dict[str, 
     for tokens in args.tokens:
         stock, plugin = (_slowest(ranks, tokens, name) for name in ("vLLM", "plugin"))
         ratios = [a / b for a, b in zip(plugin, stock, strict=True)]
-        half = 2.145 * statistics.stdev(ratios) / len(ratios) ** 0.5  # Student's t of 15 pairs, 95 %
-        mean = statistics.mean(ratios)
+        lowest, highest = interval(ratios)
         rows.append({
             "tokens": tokens,
             "vLLM, ms": 1e3 * statistics.median(stock),
             "plugin, ms": 1e3 * statistics.median(plugin),
-            "plugin ÷ vLLM": mean,
-            "95 % from": mean - half,
-            "to": mean + half,
+            "plugin ÷ vLLM": statistics.median(ratios),
+            "95 % from": lowest,
+            "to": highest,
         })  # fmt: skip
     return rows
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Two of the values, which lie on either side of the median they are drawn around in at least 95 % of cases. Asks
+    nothing of how they are spread: each is below that median with probability 1/2.
+
+    Raises ValueError for fewer than 6, of which not even the outermost two are sure enough.
+    """
+    count, outside, below = len(values), 0, 0.0
+    while (below := below + comb(count, outside) / 2**count) <= 0.025:
+        outside += 1
+    if not outside:
+        raise ValueError(f"an interval of 95 % takes at least 6 values, got {count}")
+    ordered = sorted(values)
+    return ordered[outside - 1], ordered[-outside]
 
 
 def _shown(value: object) -> str:
