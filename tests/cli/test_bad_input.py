@@ -14,6 +14,8 @@ from tiny import FAMILIES, save
 from tokenweave.cli.main import main
 from tokenweave.models.resolve import demo_file
 
+pytestmark = pytest.mark.started
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -79,6 +79,7 @@ def compiled(group: Group) -> int:
         return sum(exchange.stats.cache_misses.values()) + sum(meet.stats.cache_misses.values())
 
 
+@pytest.mark.started
 def test_second_start_compiles_nothing() -> None:
     launch(compiled, 1)
     assert launch(compiled, 2) == [0, 0]

@@ -11,6 +11,8 @@ import pytest
 from tokenweave.comm import launch
 from tokenweave.comm.processes import RankError, start_ranks
 
+pytestmark = pytest.mark.started
+
 both = pytest.mark.parametrize("collective", ("shared_memory", "distributed"))
 
 

@@ -18,6 +18,8 @@ from tokenweave.comm import CommunicationError, Group, launch
 from tokenweave.comm.links import Links
 from tokenweave.comm.processes import RankError, start_ranks
 
+pytestmark = pytest.mark.started
+
 
 class Peculiar(Exception):
     def __init__(self, first: str, second: int) -> None:

@@ -16,6 +16,7 @@ from tiny import FAMILIES, save
 from tokenweave.engine.llm import LLM
 from tokenweave.engine.params import SamplingParams
 
+pytestmark = pytest.mark.started
 ENDLESS = SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True)
 SECONDS = 10.0  # until something that should happen at once counts as not happening
 

@@ -17,6 +17,8 @@ from tokenweave.engine.llm import LLM
 from tokenweave.engine.params import SamplingParams
 from tokenweave.models.decoder import Decoder
 
+pytestmark = pytest.mark.started
+
 CONFIG = dict(
     architectures=["LlamaForCausalLM"], vocab_size=32_001, hidden_size=2048, intermediate_size=8192,
     num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=2048,

@@ -12,13 +12,23 @@ def test_long_preparation_is_told_by_rank_0_alone(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warmup, "NOTICE_SECONDS", 0.01)
-    monkeypatch.setattr(warmup, "warm_up", lambda dtype: time.sleep(0.3))
+    prepared = []
+
+    def take_long(dtype: torch.dtype) -> None:
+        prepared.append(dtype)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(warmup, "warm_up", take_long)
     warmup.prepare_kernels(torch.float32, 1)
     assert capfd.readouterr().err == ""
-    warmup.prepare_kernels(torch.float32, 0)
+    warmup.prepare_kernels(torch.float16, 0)
     assert "compiling" in capfd.readouterr().err
+    assert prepared == [torch.float32, torch.float16]
 
 
-def test_every_dtype_can_be_prepared() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        warmup.prepare_kernels(dtype, 0)
+def test_quick_preparation_is_not_told(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warmup, "NOTICE_SECONDS", 0.2)
+    monkeypatch.setattr(warmup, "warm_up", lambda dtype: None)
+    warmup.prepare_kernels(torch.float32, 0)
+    time.sleep(0.4)
+    assert capfd.readouterr().err == ""

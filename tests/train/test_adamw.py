@@ -54,5 +54,5 @@ def test_steps_too_small_for_bfloat16_add_up() -> None:
     optimizer = AdamW([nn.Parameter(torch.ones(1, dtype=torch.bfloat16))], CONFIG)
     for step in range(100):
         optimizer.step([torch.full((1,), -1.0, dtype=torch.bfloat16)], step, learning_rate=1e-4, scale=1.0)
-    assert optimizer.masters[0].item() == torch.tensor(1.01).item() or abs(optimizer.masters[0].item() - 1.01) < 1e-5
+    assert abs(optimizer.masters[0].item() - 1.01) < 1e-5
     assert optimizer.parameters[0].item() == 1.0078125

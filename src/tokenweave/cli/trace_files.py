@@ -70,6 +70,7 @@ def write_chrome(path: str, steps: Sequence[Sequence[RecordedStep]]) -> None:
     """Trace Event Format: a process for each plan and rank, a thread for each lane; all steps begin at 0."""
     events: list[dict[str, Any]] = []
     for index, ranks in enumerate(steps):
+        first = min(step.begin for step in ranks)
         for step in ranks:
             pid = 100 * index + step.rank
             events.append(_named("process_name", pid, 0, f"{title(step)} · rank {step.rank}"))
@@ -78,7 +79,7 @@ def write_chrome(path: str, steps: Sequence[Sequence[RecordedStep]]) -> None:
             events += [
                 {
                     "name": event.stage, "cat": event.kind, "ph": "X", "pid": pid, "tid": event.lane,
-                    "ts": 1e6 * (event.begin - ranks[0].begin), "dur": 1e6 * event.seconds,
+                    "ts": 1e6 * (event.begin - first), "dur": 1e6 * event.seconds,
                     "args": {"kind": event.kind},
                 }
                 for event in step.events

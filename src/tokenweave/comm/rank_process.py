@@ -30,8 +30,16 @@ class RankError(CommunicationError):
         self.rank, self.exit_code, self.stderr_tail = rank, exit_code, stderr_tail
 
 
+def start(arguments: str, fds: list[int], stderr: int, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """Run `worker` in a session of its own, so that Ctrl-C reaches only the caller. fds: handed down as they are."""
+    command = [sys.executable, "-m", "tokenweave.comm.worker", arguments]
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=stderr, pass_fds=fds, start_new_session=True, env=environment
+    )
+
+
 class RankProcess:
-    """Starts `python -m tokenweave.comm.worker` in a session of its own, so that Ctrl-C reaches only the caller."""
+    """Starts one rank, and holds the caller's ends of its pipes."""
 
     def __init__(self, settings: dict[str, Any], peers: dict[int, Link], cores: list[int] | None) -> None:
         self.rank: int = settings["rank"]
@@ -51,15 +59,12 @@ class RankProcess:
         handed_down = [settings["arena"], settings["store"], *theirs.fds, report_write, setup_read]
         handed_down += [fd for link in peers.values() for fd in link.fds]
         try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tokenweave.comm.worker", json.dumps({**settings, "fds": fds})],
-                stdin=subprocess.DEVNULL, stderr=stderr_write, pass_fds=handed_down, start_new_session=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path),
-                    "OMP_NUM_THREADS": str(settings["threads"]),  # read when torch is imported
-                },
-            )  # fmt: skip
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path),
+                "OMP_NUM_THREADS": str(settings["threads"]),  # read when torch is imported
+            }
+            self.process = start(json.dumps({**settings, "fds": fds}), handed_down, stderr_write, environment)
         finally:
             theirs.close()
             for fd in (report_write, setup_read, stderr_write):

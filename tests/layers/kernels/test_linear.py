@@ -70,7 +70,9 @@ def test_nan_and_infinity_pass_through(dtype: torch.dtype, position: int) -> Non
 
 
 def test_no_tokens() -> None:
-    project_rows(0, 0, 0, as_array(torch.ones(2, 3)), empty(torch.float32))
+    x, out = torch.ones(1, 3), torch.full((1, 2), 7.0)
+    project_rows(x.data_ptr(), out.data_ptr(), 0, as_array(torch.ones(2, 3)), empty(torch.float32))
+    assert out.eq(7).all()
 
 
 def test_processors_without_wide_vectors_give_the_same(tmp_path: os.PathLike) -> None:
