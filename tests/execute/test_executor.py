@@ -3,6 +3,7 @@
 import pytest
 import torch
 from execute.stage_ranks import (
+    EPS,
     HIDDEN,
     MAX_TOKENS,
     MODES,
@@ -27,7 +28,7 @@ def rows_in(tokens: int) -> torch.Tensor:
 
 
 def normalise(y: torch.Tensor, seed: int) -> torch.Tensor:
-    return y / (y.square().mean(1, keepdim=True) + 1e-5).sqrt() * norm(seed).weight.double()
+    return y / (y.square().mean(1, keepdim=True) + EPS).sqrt() * norm(seed).weight.double()
 
 
 def expected_linear(tokens: int, size: int) -> torch.Tensor:
@@ -93,7 +94,7 @@ def test_a_partial_from_outside_is_copied_in_and_counted(collective: str) -> Non
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM", vocab_size=97, hidden_size=48, intermediate_size=70, num_hidden_layers=3,
     num_attention_heads=6, num_key_value_heads=3, head_dim=8, max_position_embeddings=128,
-    qkv_bias=True, output_bias=True,
+    qkv_bias=True, output_bias=True, rms_norm_eps=EPS,
 )  # fmt: skip
 
 
