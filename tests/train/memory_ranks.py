@@ -15,7 +15,7 @@ from tokenweave.train.trainer import Trainer
 def train(group: Group, config: ModelConfig, training: TrainingConfig) -> MeasuredMemory:
     """Two steps on made-up text."""
     return_freed_memory()
-    warm_up(group, training.dtype)
+    warm_up(group, training)
     meter = MemoryMeter(group.device)
     own = shard(config, group.size, group.rank)
     trainer = Trainer(group, Decoder(config, own, dtype=getattr(torch, training.dtype)), training)

@@ -1,5 +1,6 @@
 """Gradients of every parameter, and their norm, against transformers' own model in float64, at every rank count."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from tokenweave.train.config import TrainingConfig
 TOLERANCE = 1e-5  # relative to a tensor's norm, float32
 LENGTH = 13
 ONE_KV_HEAD = Tiny("qwen3-one-kv-head", "Qwen3Config", dict(head_dim=24, num_key_value_heads=1, attention_bias=True))
-NAMES = ("llama", "llama-odd", "llama-bias", "llama3-rope", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied")
+NAMES = ("llama", "llama-odd", "llama-bias", "llama3-rope", "qwen2", "qwen2-tied", "qwen3", "qwen3-tied", "mixtral",
+         "qwen3-moe", "qwen3-moe-sums")  # fmt: skip
 MODELS = [*(tiny for tiny in FAMILIES if tiny.name in NAMES), ONE_KV_HEAD]
 VARIANTS: list[dict[str, Any]] = [
     {"sequence_parallel": True},
@@ -38,9 +40,27 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np
         logits = model(ids[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
-        grads = {name: p.grad for name, p in model.named_parameters()}
+        grads = {name: grad for key, p in model.named_parameters() for name, grad in in_checkpoint(key, p.grad, tiny)}
         made[tiny.name] = (directory / tiny.name, windows, float(loss.detach()), grads)
     return made
+
+
+def in_checkpoint(name: str, gradient: torch.Tensor, tiny: Tiny) -> Iterator[tuple[str, torch.Tensor]]:
+    """transformers holds a layer's experts in two tensors; checkpoints have three for each expert."""
+    mixtral = tiny.name == "mixtral"
+    name = name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+    prefix, _, kind = name.rpartition(".")
+    if not prefix.endswith(".experts"):
+        yield name, gradient
+        return
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    for expert, one in enumerate(gradient):
+        if kind == "down_proj":
+            yield f"{prefix}.{expert}.{down}.weight", one
+        else:
+            assert kind == "gate_up_proj"
+            yield f"{prefix}.{expert}.{gate}.weight", one.chunk(2)[0]
+            yield f"{prefix}.{expert}.{up}.weight", one.chunk(2)[1]
 
 
 def cases_of(oracle: dict, variants: list[dict[str, Any]], **more: Any) -> tuple[list[str], list[Case]]:
@@ -93,6 +113,7 @@ def test_over_sockets(oracle: dict) -> None:
 @pytest.mark.parametrize(
     ("fault", "name", "sees"),
     [
+        ("routers not summed", "mixtral", "gate.weight"),
         ("norms not summed", "llama", "layernorm"),
         ("sharers not summed", "llama-bias", "k_proj"),
         ("copies counted", "llama-bias", ""),

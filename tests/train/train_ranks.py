@@ -75,6 +75,8 @@ def plant(trainer: Trainer, fault: str) -> None:
         gradients._summed = [item for item in gradients._summed if "layernorm" not in item.key[0]]
     elif fault == "sharers not summed":
         gradients._summed = [item for item in gradients._summed if "_proj" not in item.key[0]]
+    elif fault == "routers not summed":
+        gradients._summed = [item for item in gradients._summed if "gate.weight" not in item.key[0]]
     elif fault == "copies counted":
         parts = [type(p)(p.piece, p.parameter, (trainer.group.rank,)) for p in trainer.parts]
         gradients._parts = parts

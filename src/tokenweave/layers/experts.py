@@ -4,6 +4,8 @@ The router is whole on every rank and sees rows that are the same on every rank,
 hold of each expert is a slice of its columns, as of an MLP: the result is a partial sum like any other.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -76,8 +78,9 @@ class Experts(nn.Module):
             inner = activate(wide, self.config.activation, gated=True)
             return F.grouped_mm(inner, self.down.transpose(1, 2), offs=ends)
         stops = ends.tolist()
+        gate_up, down = self._by_expert()
         pieces = [
-            self._run_one(expert, rows[start:stop])
+            self._run_one(expert, gate_up[expert], down[expert], rows[start:stop])
             for expert, (start, stop) in enumerate(zip([0, *stops], stops, strict=False))
             if start < stop
         ]
@@ -93,8 +96,14 @@ class Experts(nn.Module):
         """Whether rows of all operands begin at multiples of 16 bytes, as torch's grouped matmul wants."""
         return all(size * self.down.element_size() % 16 == 0 for size in self.down.shape[1:])
 
-    def _run_one(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
-        gate_up, down = self.gate_up[expert], self.down[expert]
+    def _by_expert(self) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | tuple[torch.Tensor, torch.Tensor]:
+        """Both weights, to be indexed by expert. The gradient of an index is as large as all experts, for each of them
+        once; that of unbind is so once. Without gradients its views of idle experts would only take time."""
+        if torch.is_grad_enabled():
+            return self.gate_up.unbind(), self.down.unbind()
+        return self.gate_up, self.down
+
+    def _run_one(self, expert: int, gate_up: torch.Tensor, down: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         kernels = self.config.activation == "silu" and uses_kernels(gate_up, rows)
         if kernels and kernel_multiplies(len(rows), rows.dtype):
             wide, narrow = self._views[0].of(self.gate_up)[expert], self._views[1].of(self.down)[expert]

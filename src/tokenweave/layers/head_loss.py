@@ -13,6 +13,8 @@ from tokenweave.layers.cross_entropy import (
     losses_of,
 )
 
+ADDED = 1 << 20  # numbers: 4 MB in float32
+
 
 def head_loss(
     rows: torch.Tensor,
@@ -72,7 +74,7 @@ class _HeadLoss(torch.autograd.Function):
                 if grad_weight.dtype == weight.dtype:
                     grad_weight.addmm_(logits.t(), own)
                 else:
-                    grad_weight += logits.t() @ own
+                    _add(grad_weight, logits.t() @ own)
         ctx.save_for_backward(*(t for t in (grad_rows, grad_weight) if t is not None))
         ctx.weight_dtype = weight.dtype
         return total / count if count else total * torch.nan
@@ -83,3 +85,10 @@ class _HeadLoss(torch.autograd.Function):
         grad_rows *= grads[0].to(grad_rows.dtype)  # in place: the pass can run once
         grad_weight *= grads[0]
         return grad_rows, grad_weight.to(ctx.weight_dtype), None, None, None, None, None
+
+
+def _add(total: torch.Tensor, narrow: torch.Tensor) -> None:
+    """total += narrow, by rows: torch on the CPU first makes a float32 copy of a narrow term."""
+    rows = max(1, ADDED // total.shape[1])
+    for part, term in zip(total.split(rows), narrow.split(rows), strict=True):
+        part += term

@@ -6,18 +6,26 @@ from tokenweave.config import ModelConfig, Shard, shard
 from tokenweave.plan.analytical import DTYPE_BYTES
 from tokenweave.plan.memory import TrainingMemory, rank_parameters, training_memory
 
+SYSTEM_BLOCK = 1 << 20  # bytes from which on a CPU rank's blocks come from the system itself, see train.memory
+# Smaller ones share a heap, in which those that come and go leave gaps: 30 to 45 MB beside 65 MB of activations.
+HEAP_GAPS = 0.5
+SMALL_THINGS = 4 << 20  # bytes: graphs, kernels' arrays, the interpreter; a tiny model takes 3 to 4 MB over its plan
+NARROW_PRODUCTS = 11 << 20  # bytes of what oneDNN compiles for bfloat16 products of a decoder's dozen shapes
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """Bytes of the heaviest rank. activations: kept for the backward pass. head: the gradients of the head's weight and
-    of its rows, and a chunk of logits. backward: what the backward pass of one stage holds besides. buffers:
-    communication.
+    """Bytes of the heaviest rank. activations: kept for the backward pass. gaps: of the heap between them. head: the
+    gradients of the head's weight and of its rows, and a chunk of logits. backward: what the backward pass of one stage
+    holds besides. buffers: communication.
     """
 
     memory: TrainingMemory
     activations: int
+    gaps: int
     head: int
     backward: int
+    libraries: int
     buffers: int
 
     @property
@@ -28,7 +36,8 @@ class TrainingPlan:
     @property
     def peak(self) -> int:
         """Activations are all there when the head is done, and when the last stage's backward pass begins."""
-        return self.states + self.activations + max(self.head, self.backward) + self.buffers
+        passing = max(self.head, self.backward)
+        return self.states + self.activations + self.gaps + passing + self.libraries + self.buffers
 
 
 def plan_training(
@@ -44,56 +53,77 @@ def plan_training(
 ) -> TrainingPlan:
     """Of the heaviest of `size` ranks, for `tokens` tokens at once, the head in chunks of `head_tokens`.
 
-    wide_gradients: narrow gradients accumulate in float32. Counts dense models; a rank's part of experts is not known
-    beforehand. Buffers are those of ranks that share memory: each maps every rank's.
+    wide_gradients: narrow gradients accumulate in float32. Buffers are those of ranks that share memory: each maps
+    every rank's.
     """
     element = DTYPE_BYTES[dtype]
     parts = [shard(config, size, rank) for rank in range(size)]
     heaviest = max(parts, key=lambda part: rank_parameters(config, part))
-    widths = _Widths.of(config, heaviest)
+    hidden, layers = config.hidden_size, config.num_hidden_layers
     own = -(-tokens // size) if sequence_parallel else tokens
-    residual = own * (config.hidden_size * element + 4)  # a norm's input, and one number a row
-    normed = tokens * config.hidden_size * element
-    attention = tokens * (widths.attention * element + 4 * widths.query_heads)
-    mlp = tokens * widths.mlp * element
-    stages = 2 * config.num_hidden_layers
-    last = max(attention, mlp) + normed  # of one stage that is computed again
-    if recompute:
-        activations = stages * own * config.hidden_size * element + residual + normed
-    else:
-        activations = (stages + 1) * (residual + normed) + config.num_hidden_layers * (attention + mlp)
-    logits = head_tokens * widths.vocabulary * element * (1 if element == 4 else 3)
-    head = normed + widths.vocabulary * config.hidden_size * 4 + 2 * logits
-    backward = tokens * max(widths.attention_backward, widths.mlp_backward) * element + 2 * normed
+    front = [own * hidden * element, own * 4, tokens * hidden * element]  # a norm's input, a number a row, the normed
+    sparse = sum(config.experts.layers) if config.experts else 0
+    attention, mlp = _attention(config, heaviest, tokens, element), _mlp(heaviest, tokens, element)
+    experts = _experts(config, heaviest, tokens, element) if sparse else []
+    mlps = (layers - sparse) * mlp + sparse * experts
+    # the residual in front of every stage, and the last norm; or all of every stage
+    kept = 2 * layers * front[:1] + front if recompute else (2 * layers + 1) * front + layers * attention + mlps
+    vocabulary = heaviest.vocab_rows.stop - heaviest.vocab_rows.start
+    narrow = element < 4
+    logits = head_tokens * vocabulary * element * (3 if narrow else 1)
+    product = vocabulary * hidden * element if narrow else 0  # of a chunk, before it is added to the float32 sum
+    again = (
+        [*max(attention, mlp if sparse < layers else [], experts, key=sum), front[2]] if recompute else []
+    )  # a stage
+    norm = (5 if narrow else 4) * own * hidden * 4 + front[2]  # float32 rows
+    sums = _expert_gradients(config, heaviest) * element if sparse else 0
     return TrainingPlan(
         memory=training_memory(config, size, element=element, float32_gradients=wide_gradients),
-        activations=activations,
-        head=head,
-        backward=backward + (last if recompute else 0),
-        buffers=size * normed if size > 1 else normed,
+        activations=sum(kept),
+        gaps=int(HEAP_GAPS * sum(block for block in kept + again if block < SYSTEM_BLOCK)),
+        head=front[2] + vocabulary * hidden * 4 + product + 2 * logits,
+        backward=max(norm, tokens * _backward(config, heaviest) * element + 2 * front[2] + sum(again) + sums),
+        libraries=SMALL_THINGS + (NARROW_PRODUCTS if narrow else 0),
+        buffers=size * front[2],
     )
 
 
-@dataclass(frozen=True)
-class _Widths:
-    """Numbers a token on one rank."""
+def _attention(config: ModelConfig, part: Shard, tokens: int, element: int) -> list[int]:
+    """Bytes of what an attention stage keeps, tensor by tensor."""
+    queries, kv = part.num_query_heads * config.head_dim, part.num_kv_heads * config.head_dim
+    widths = (queries + 2 * kv, queries, kv, queries, queries)  # qkv, turned queries and keys, attended by head, by row
+    angles = 4 * [tokens * config.head_dim * 2]  # float32 cosines and sines of half a head, for queries and for keys
+    return [tokens * width * element for width in widths] + angles + [4 * tokens * part.num_query_heads]
 
-    attention: int  # qkv (its values are attended to), turned queries and keys, attended values twice (by head, by row)
-    attention_backward: int
-    mlp: int  # gate and up, silu(gate), their product
-    mlp_backward: int
-    query_heads: int
-    vocabulary: int
 
-    @staticmethod
-    def of(config: ModelConfig, part: Shard) -> "_Widths":
-        queries, kv = part.num_query_heads * config.head_dim, part.num_kv_heads * config.head_dim
-        columns = part.mlp_columns.stop - part.mlp_columns.start
-        return _Widths(
-            attention=(queries + 2 * kv) + (queries + kv) + 2 * queries,
-            attention_backward=2 * (queries + 2 * kv) + 2 * queries,
-            mlp=4 * columns,
-            mlp_backward=5 * columns,
-            query_heads=part.num_query_heads,
-            vocabulary=part.vocab_rows.stop - part.vocab_rows.start,
-        )
+def _mlp(part: Shard, tokens: int, element: int) -> list[int]:
+    """The same of an MLP: gate and up, silu(gate), their product."""
+    columns = part.mlp_columns.stop - part.mlp_columns.start
+    return [tokens * width * element for width in (2 * columns, columns, columns)]
+
+
+def _experts(config: ModelConfig, part: Shard, tokens: int, element: int) -> list[int]:
+    """The same of experts, each row once for every expert of its token: the rows, gate and up, silu(gate), their
+    product, the results, which narrow ones are weighted in float32."""
+    assert config.experts is not None
+    rows, columns = tokens * config.experts.per_token, part.expert_columns.stop - part.expert_columns.start
+    widths = (config.hidden_size, 2 * columns, columns, columns)
+    return [rows * width * element for width in widths] + [rows * config.hidden_size * 4]
+
+
+def _backward(config: ModelConfig, part: Shard) -> int:
+    """Numbers a token that the backward pass of a stage holds at most, beyond what it has freed of those kept."""
+    queries, kv = part.num_query_heads * config.head_dim, part.num_kv_heads * config.head_dim
+    widest = 3 * (part.mlp_columns.stop - part.mlp_columns.start)
+    if config.experts:
+        columns = part.expert_columns.stop - part.expert_columns.start
+        experts = config.experts.per_token * (3 * columns + 2 * config.hidden_size)
+        widest = experts if all(config.experts.layers) else max(widest, experts)
+    return max(2 * (queries + 2 * kv) + 2 * queries, widest)
+
+
+def _expert_gradients(config: ModelConfig, part: Shard) -> int:
+    """Numbers of the gradients of a layer's experts before they are added: by expert, and gates and ups stacked."""
+    assert config.experts is not None
+    own = part.expert_columns.stop - part.expert_columns.start
+    return config.experts.count * config.hidden_size * own * 5

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tokenweave.train.config import TrainingConfig
+from tokenweave.train.pieces import in_pieces
 
 
 class AdamW:
@@ -25,14 +26,16 @@ class AdamW:
         config = self.config
         unbias1, unbias2 = 1 - config.beta1 ** (step + 1), 1 - config.beta2 ** (step + 1)
         for index, gradient in enumerate(gradients):
-            master, first, second = self.masters[index], self.first[index], self.second[index]
-            scaled = gradient.float() * scale
-            first.lerp_(scaled, 1 - config.beta1)
-            second.mul_(config.beta2).addcmul_(scaled, scaled, value=1 - config.beta2)
-            if master.dim() > 1:
-                master.mul_(1 - learning_rate * config.weight_decay)
-            denominator = torch.sqrt(second, out=scaled).div_(unbias2**0.5).add_(config.epsilon)
-            master.addcdiv_(first, denominator, value=-learning_rate / unbias1)
+            master, decays = self.masters[index], self.masters[index].dim() > 1
+            whole = (gradient, master, self.first[index], self.second[index])
+            for grad, weight, first, second in zip(*map(in_pieces, whole), strict=True):
+                scaled = grad.float() * scale
+                first.lerp_(scaled, 1 - config.beta1)
+                second.mul_(config.beta2).addcmul_(scaled, scaled, value=1 - config.beta2)
+                if decays:
+                    weight.mul_(1 - learning_rate * config.weight_decay)
+                denominator = torch.sqrt(second, out=scaled).div_(unbias2**0.5).add_(config.epsilon)
+                weight.addcdiv_(first, denominator, value=-learning_rate / unbias1)
             self.publish(index)
 
     def adopt(self) -> None:

@@ -24,7 +24,7 @@ def initialize(parts: list[Part], model: Decoder, seed: int) -> None:
             continue
         draw = torch.Generator().manual_seed(zlib.crc32(f"{seed} {piece.name}".encode()))
         ends = piece.name.endswith(("o_proj.weight", "down_proj.weight"))
-        whole = torch.randn(piece.shape, generator=draw) * (DEVIATION * (deep if ends else 1.0))
+        whole = torch.randn(piece.shape, generator=draw).mul_(DEVIATION * (deep if ends else 1.0))
         piece.target.copy_(
             whole if piece.part is None else whole.narrow(piece.dim, piece.part.start, piece.target.shape[piece.dim])
         )

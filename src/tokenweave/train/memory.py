@@ -1,7 +1,7 @@
 """What training takes of a rank's memory, as the system sees it."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from tokenweave.comm.group import Group
 from tokenweave.config import ModelConfig, shard
 from tokenweave.models.decoder import Decoder
+from tokenweave.plan.training import SYSTEM_BLOCK
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.initialize import initialize
 from tokenweave.train.trainer import Trainer
@@ -65,24 +66,29 @@ def return_freed_memory() -> None:
     """Have glibc map blocks of 1 MB and more one by one, so that they go back to the system when they are freed.
 
     Left to itself it raises that border to 32 MB, and activations that come and go in many sizes leave gaps, by which
-    the process grew 20 to 40 % more."""
+    the process grew 20 to 40 % more. A border of 256 KB would save a small model another 35 MB of 290, but the system's
+    clearing of pages makes its steps take 1.4 times as long."""
     if hasattr(_libc, "mallopt"):
-        _libc.mallopt(_M_MMAP_THRESHOLD, 1 << 20)
+        _libc.mallopt(_M_MMAP_THRESHOLD, SYSTEM_BLOCK)
 
 
-def warm_up(group: Group, dtype: str) -> None:
-    """Train a tiny model for a step, so that what libraries take once does not count as the training's."""
+def warm_up(group: Group, config: TrainingConfig) -> None:
+    """Train a tiny model for a step as `config` says, so that what libraries take once does not count as the
+    training's."""
     size = max(group.size, 2)
     tiny = ModelConfig(
         architecture="LlamaForCausalLM", vocab_size=16 * size, hidden_size=16, intermediate_size=8 * size,
         num_hidden_layers=1, num_attention_heads=size, num_key_value_heads=size, head_dim=8, max_position_embeddings=8,
     )  # fmt: skip
-    model = Decoder(tiny, shard(tiny, group.size, group.rank), dtype=getattr(torch, dtype), device=str(group.device))
-    trainer = Trainer(group, model, TrainingConfig(batch_size=2, length=4, dtype=dtype))
+    dtype = getattr(torch, config.dtype)
+    model = Decoder(tiny, shard(tiny, group.size, group.rank), dtype=dtype, device=str(group.device))
+    trainer = Trainer(group, model, replace(config, batch_size=2, accumulation=1, length=4))
     initialize(trainer.parts, model, 0)
     windows = np.arange(10).reshape(2, 5)
     trainer.step(windows, 0)
     trainer.evaluate(windows)
+    square = torch.ones(512, 512, dtype=dtype, device=group.device)
+    square @ square  # libraries of matrix products keep up to 9 MB once one is large
 
 
 def _resident(field: str) -> int:

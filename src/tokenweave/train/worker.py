@@ -28,7 +28,7 @@ def main(group: Group, links: Links, run: Run, config: TrainingConfig) -> Measur
     """Rank 0 sends a `Progress` for each step and `Finished` at the end."""
     dtype = getattr(torch, config.dtype)
     return_freed_memory()
-    warm_up(group, config.dtype)
+    warm_up(group, config)
     meter = MemoryMeter(group.device)
     trainer, rows = _begin(group, run, config, dtype)
     train, held_out = _texts(run, config)

@@ -1,0 +1,66 @@
+"""What training takes of a rank's memory, as the system counts it, beside the plan's account."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from train.memory_ranks import train
+
+from tokenweave.comm import launch
+from tokenweave.config import ExpertsConfig, ModelConfig
+from tokenweave.plan.training import TrainingPlan, plan_training
+from tokenweave.train.config import TrainingConfig, head_chunk
+from tokenweave.train.memory import MeasuredMemory
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM", vocab_size=4096, hidden_size=512, intermediate_size=1408, num_hidden_layers=2,
+    num_attention_heads=8, num_key_value_heads=4, head_dim=64, max_position_embeddings=512,
+)  # fmt: skip
+DEEP = replace(CONFIG, hidden_size=256, intermediate_size=688, num_attention_heads=4, num_hidden_layers=8)
+WORDS = replace(CONFIG, vocab_size=24001, num_hidden_layers=1, num_key_value_heads=1, tie_word_embeddings=True)
+SPARSE = replace(
+    CONFIG, architecture="MixtralForCausalLM", num_hidden_layers=2, intermediate_size=704,
+    experts=ExpertsConfig(count=4, per_token=2, intermediate_size=704, layers=(True, True), normalised=True),
+)  # fmt: skip
+
+
+def planned(config: ModelConfig, size: int, training: TrainingConfig) -> TrainingPlan:
+    return plan_training(
+        config, size, tokens=training.tokens, dtype=training.dtype, wide_gradients=training.accumulation > 1,
+        head_tokens=head_chunk(training.tokens, config.vocab_size), recompute=training.recompute,
+        sequence_parallel=training.sequence_parallel,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "settings"),
+    [
+        (CONFIG, 1, {"batch_size": 4}),
+        (CONFIG, 3, {}),
+        (CONFIG, 2, {"sequence_parallel": False, "dtype": "bfloat16"}),
+        (CONFIG, 2, {"recompute": True}),
+        (CONFIG, 2, {"batch_size": 2, "accumulation": 2}),  # most of it in small blocks
+        (DEEP, 2, {"length": 128, "recompute": True}),
+        (SPARSE, 2, {"batch_size": 4}),
+        (WORDS, 2, {"dtype": "bfloat16", "batch_size": 4, "accumulation": 2}),
+    ],
+)
+def test_plan_and_measurement(config: ModelConfig, size: int, settings: dict[str, Any]) -> None:
+    training = TrainingConfig(**({"batch_size": 8, "length": 256} | settings))
+    plan = planned(config, size, training)
+    ranks: list[MeasuredMemory] = launch(train, size, "shared_memory", args=(config, training), threads=1)
+    states = max(m.weights + m.gradients + m.optimizer for m in ranks)
+    peak = max(m.peak for m in ranks)
+    said = f"states {states / 1e6:.1f} of {plan.states / 1e6:.1f}, peak {peak / 1e6:.1f} of {plan.peak / 1e6:.1f} MB"
+    print(said, plan)
+    assert states == pytest.approx(plan.states, rel=0.05), said
+    assert peak == pytest.approx(plan.peak, rel=0.15), said
+
+
+def test_parts_of_the_plan() -> None:
+    training = TrainingConfig(batch_size=8, length=256)
+    plan = planned(CONFIG, 2, training)
+    assert plan.states == 16 * plan.memory.weights // 4
+    assert planned(CONFIG, 2, replace(training, recompute=True)).activations < plan.activations / 4
+    assert planned(CONFIG, 2, replace(training, sequence_parallel=False)).activations > plan.activations
+    assert plan.gaps < planned(CONFIG, 2, replace(training, batch_size=2)).gaps * 2
