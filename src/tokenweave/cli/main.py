@@ -23,6 +23,7 @@ COMMANDS = {
     "bench step": ("tokenweave.bench.step", "one step, modes taking turns: the ratio of each pair and its bound"),
     "bench layer": ("tokenweave.bench.layer", "a layer of a large model on one GPU that stands in for one rank"),
     "bench load": ("tokenweave.bench.load", "reading a checkpoint into the ranks, beside reading as many bytes"),
+    "bench cross-entropy": ("tokenweave.bench.cross_entropy", "one rank's cross entropy and head, beside torch's"),
     "bench latency": ("tokenweave.bench.latency", "decode and prefill, beside transformers"),
 }
 
@@ -66,7 +67,7 @@ def _fail(error: Exception, code: int) -> int:
 def _usage(words: Sequence[str]) -> int:
     asked = bool(words) and words[0] in ("-h", "--help")
     lines = ["usage: tokenweave COMMAND [options]", "", "commands (each takes --help):"]
-    lines += [f"  {name:<18}{about}" for name, (_, about) in COMMANDS.items()]
+    lines += [f"  {name:<21}{about}" for name, (_, about) in COMMANDS.items()]
     if words and not asked:
         lines = [f"tokenweave: error: no command {' '.join(words[:2])!r}; there are: {', '.join(COMMANDS)}"]
     print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
