@@ -27,7 +27,8 @@ class Case:
 
 def make_trainer(group: Group, case: Case) -> Trainer:
     dtype = getattr(torch, case.config.dtype)
-    model = load_model(case.directory, rank=group.rank, size=group.size, dtype=dtype)
+    device = str(group.device)
+    model = load_model(case.directory, rank=group.rank, size=group.size, dtype=dtype, device=device)
     trainer = Trainer(group, model, case.config)
     if case.fault:
         plant(trainer, case.fault)
