@@ -4,12 +4,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from vllm.distributed.parallel_state import is_global_first_rank
+from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.ubatch_utils import maybe_create_ubatch_slices, split_attn_metadata
 
+from tokenweave.integrations.vllm import MODELS
 from tokenweave.integrations.vllm.runtime import KEY, Runtime
 from tokenweave.plan.step import StepPlan
+
+logger = init_logger("vllm.tokenweave")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,9 @@ class LaneBuilder:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)  # type: ignore[call-arg]
         layers = vllm_config.compilation_config.static_forward_context
         self._runtime: Runtime | None = layers.get(KEY)
+        if vllm_config.model_config.architecture not in MODELS and is_global_first_rank():
+            told = "TokenWeave is off: it is for %s, not for %s"
+            logger.info_once(told, ", ".join(MODELS), vllm_config.model_config.architecture)
         self._lane_builders: list[Any] = []
         if self._runtime is None or not self._runtime.weaves:
             return
