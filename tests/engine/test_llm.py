@@ -10,6 +10,7 @@ import torch
 from engine.fakes import answer_alone, next_logits
 from engine.threads import CONTEXT, letters, thread_llm
 
+from tokenweave.engine.completion import Answer
 from tokenweave.engine.llm import LLM
 from tokenweave.engine.params import SamplingParams
 
@@ -105,6 +106,20 @@ def test_stop_strings_end_the_text_and_the_request(llm: LLM) -> None:
     assert completion.token_ids == answer[: end + 2]
     assert "".join(llm.stream([7, 8], greedy(50, stop=[stop, "never"]))) == completion.text
     wait_until_idle(llm)
+
+
+def test_a_stop_string_where_the_engine_is_steps_ahead(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens of an answer that has ended are still on their way to a slow caller, beside those of one that goes on."""
+    take = Answer.take
+
+    def slow(*args: Any) -> str:
+        time.sleep(0.01)
+        return take(*args)
+
+    monkeypatch.setattr(Answer, "take", slow)
+    stop = letters(answer_alone([7, 8], 3)[2:])
+    ended, whole = llm.generate([[7, 8], [1, 2]], [greedy(50, stop=stop), greedy(30)])
+    assert ended.finish_reason == "stop" and whole.token_ids == answer_alone([1, 2], 30)
 
 
 def test_a_stop_string_ends_the_work(llm: LLM) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from tokenweave.comm import Group
+from tokenweave.config import ModelConfig
 from tokenweave.execute import Executor
 from tokenweave.execute.steps import made_up_step
 from tokenweave.layers.cache import KVCache
@@ -15,6 +16,7 @@ from tokenweave.plan import StepPlan
 
 MOST, BLOCK_SIZE = 64, 16
 CHUNK = 23  # tokens of the prompt's first step, the rest but one of its second; the last is decoded
+TURNS = ("as it is", "captured", "replayed")  # of steps of a size in graphs
 
 
 def run_models(group: Group, directories: list[Path], prompt: list[int], dtypes: list[torch.dtype]) -> list[dict]:
@@ -36,12 +38,14 @@ def run_model(group: Group, model: Decoder, prompt: list[int], dtype: torch.dtyp
         group.open_collective(config.hidden_size, MOST, dtype, 2) as collective,
         closing(Executor(model, collective, max_tokens=MOST, graphs=True)) as executor,
     ):
+        shape = (config.num_hidden_layers, 4, BLOCK_SIZE, model.shard.num_kv_heads, config.head_dim)
+        cache = KVCache.zeros(*shape, dtype, str(group.device))  # one, as an engine has: graphs hold its address
         for mode in ("serial", "reordered", "fused", "weave"):
-            for turn in ("as it is", "captured", "replayed") if dtype != torch.float32 else ("as it is",):
-                shape = (config.num_hidden_layers, 4, BLOCK_SIZE, model.shard.num_kv_heads, config.head_dim)
-                cache = KVCache.zeros(*shape, dtype, str(group.device))
+            for turn in TURNS if dtype != torch.float32 else TURNS[:1]:
+                cache.keys.zero_()
+                cache.values.zero_()
                 rows = []
-                for start, stop in ((0, CHUNK), (CHUNK, len(prompt) - 1), (len(prompt) - 1, len(prompt))):
+                for start, stop in chunks(config, len(prompt)):
                     step = made_up_step(cache, [stop - start], [start], vocab_size=config.vocab_size)
                     step.token_ids.copy_(torch.tensor(prompt[start:stop]))
                     plan = StepPlan(mode, (stop - start) // 2 if mode == "weave" else 0)
@@ -52,3 +56,10 @@ def run_model(group: Group, model: Decoder, prompt: list[int], dtype: torch.dtyp
                 collective.check()
                 found[f"{mode}, {turn}"] = torch.cat([part.cpu() for part in rows])
     return found if group.rank == 0 else {}
+
+
+def chunks(config: ModelConfig, length: int) -> list[tuple[int, int]]:
+    """[start, stop) of the steps. A dynamic rope turns by the length that there is at each, so all is in one."""
+    if config.rope.kind == "dynamic":
+        return [(0, length)]
+    return [(0, CHUNK), (CHUNK, length - 1), (length - 1, length)]

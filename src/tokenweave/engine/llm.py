@@ -230,7 +230,10 @@ class LLM:
                 except Empty:
                     continue
                 for entry in arrival.entries:
-                    answer = live[arrival.events.idents[entry]]
+                    found = live.get(arrival.events.idents[entry])
+                    if found is None:
+                        continue  # a stop string has ended it: the engine was a step ahead
+                    answer = found
                     piece = answer.take(arrival, entry)
                     if answer.finish_reason is not None:
                         del live[answer.ident]

@@ -23,9 +23,11 @@ KEPT = 128  # graphs; one of 80 woven layers takes some 10 MB of the driver's me
 
 @dataclass(frozen=True)
 class Size:
-    """What two steps have in common that one graph serves. Lanes: tokens, requests, table width, limits."""
+    """What two steps have in common that one graph serves. cache: its address, since the graph holds that.
+    Lanes: tokens, requests, table width, limits."""
 
     plan: StepPlan
+    cache: int
     lanes: tuple[tuple[int, int, int, Limits], ...]
 
 
@@ -70,7 +72,8 @@ class StepGraphs:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("steps are captured by the executor itself; run it outside of a capture")
         lanes = self._padded(batch, plan)
-        size = Size(plan, tuple(_size(lane) for lane in lanes))
+        assert batch.cache is not None
+        size = Size(plan, batch.cache.keys.data_ptr(), tuple(_size(lane) for lane in lanes))
         captured = self._known.get(size)
         if captured is None:
             captured = self._known[size] = _Captured(

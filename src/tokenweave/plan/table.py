@@ -20,7 +20,7 @@ from tokenweave.plan.shape import StepShape
 from tokenweave.plan.simulate import simulate
 from tokenweave.plan.step import MODES, StepPlan
 
-FORMAT = 1
+FORMAT = 2
 LINK_TOLERANCE = 2.0  # by which fingerprints of one link differ where gloo's threads share cores with the ranks
 
 
@@ -64,9 +64,12 @@ class TuneKey:
 
 def model_dimensions(config: ModelConfig) -> tuple[int, ...]:
     """What of a model its costs depend on."""
+    experts, windows = config.experts, [window for window in config.windows if window is not None]
     return (
         config.num_hidden_layers, config.hidden_size, config.intermediate_size, config.num_attention_heads,
-        config.num_key_value_heads, config.head_dim, config.vocab_size,
+        config.num_key_value_heads, config.head_dim, config.vocab_size, config.gated_mlp, config.qk_norm,
+        *((experts.count, experts.per_token, experts.intermediate_size, sum(experts.layers)) if experts else (0,) * 4),
+        len(windows), min(windows, default=0),
     )  # fmt: skip
 
 
