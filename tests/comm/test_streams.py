@@ -92,6 +92,14 @@ def test_a_peer_that_has_gone_is_named() -> None:
     assert on_ranks(2, run) == [(1, False), None]
 
 
+def test_a_peer_that_never_says_where_it_is_is_late() -> None:
+    store = dist.HashStore()
+    began = time.monotonic()
+    with pytest.raises(StreamError, match="rank 0 is late"):
+        connect(store, "key", 1, 2, lanes=1, timeout=0.3, address=LOOPBACK)
+    assert time.monotonic() < began + 10.0
+
+
 def test_strangers_do_not_move_the_deadline() -> None:
     """They knock at every moment until the rank gives up."""
     store = dist.HashStore()

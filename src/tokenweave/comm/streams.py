@@ -18,6 +18,7 @@ import struct
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import timedelta
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -140,7 +141,7 @@ def connect(
         with socket.create_server((host, 0), family=family, backlog=lanes * size) as listener:
             store.set(f"{key}/{rank}", json.dumps([*listener.getsockname()[:2], token.decode()]))
             for peer in range(rank):
-                there, port, word = json.loads(store.get(f"{key}/{peer}"))
+                there, port, word = json.loads(_told(store, f"{key}/{peer}", peer, deadline))
                 for lane in range(lanes):
                     hello = _HELLO.pack(word.encode(), rank, lane)
                     connections[lane][peer] = _call(peer, (there, port), hello, deadline)
@@ -183,6 +184,15 @@ def _interface_address(name: str) -> str:
     request = struct.pack("256s", name.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         return socket.inet_ntoa(fcntl.ioctl(probe, 0x8915, request)[20:24])  # SIOCGIFADDR
+
+
+def _told(store: Store, key: str, peer: int, deadline: float) -> bytes:
+    """What a peer puts into the store, which alone would be waited for as long as the store itself waits."""
+    try:
+        store.wait([key], timedelta(seconds=max(0.001, deadline - time.monotonic())))
+        return store.get(key)
+    except RuntimeError as error:  # not in time, or the store has gone with its host
+        raise StreamError(peer, late=True) from error
 
 
 def _call(peer: int, address: tuple[str, int], hello: bytes, deadline: float) -> socket.socket:

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.comm.streams import LOOPBACK, Address, StreamError, Streams, connect, own_interface
 
-_FAILURE = "tokenweave/failure"
 _OPENING_SECONDS = 120.0  # what opening may take beyond the deadline, as ranks may be compiling the kernels
 _ECHO_SECONDS = 0.5  # how long to look for another rank's account of a failure
 
@@ -72,15 +71,19 @@ class World:
             self._joined_here = True
         if self._meeting is None:
             self._meeting = dist.new_group(backend="gloo", timeout=patience)
-        dist.monitored_barrier(self._meeting, timeout=patience)
+        try:
+            dist.monitored_barrier(self._meeting, timeout=patience)
+        except RuntimeError as error:
+            reason, *_ = str(error).splitlines()
+            raise CommunicationError(f"rank {self.rank}: not all ranks came to open a collective: {reason}") from error
 
     def exchange(self, key: str, text: str) -> list[str]:
         """Every rank's text, in rank order. The key is used once."""
         if self.size == 1:
             return [text]
         store = dist.distributed_c10d._get_default_store()
-        store.set(f"tokenweave/{key}/{self.rank}", text)
-        return [store.get(f"tokenweave/{key}/{rank}").decode() for rank in range(self.size)]
+        store.set(self._key(f"{key}/{self.rank}"), text)
+        return [store.get(self._key(f"{key}/{rank}")).decode() for rank in range(self.size)]
 
     def open_lanes(self, lanes: int, timeout: float) -> list[Streams]:
         """Streams for each lane: no two lanes share one. Raises CommunicationError if a rank cannot be reached."""
@@ -88,7 +91,7 @@ class World:
             return [Streams({}) for _ in range(lanes)]
         self.meet(timeout)
         self._opened += 1
-        key = f"tokenweave/streams/{self._opened}"
+        key = self._key(f"streams/{self._opened}")
         store = dist.distributed_c10d._get_default_store()
         try:
             return connect(store, key, self.rank, self.size, lanes=lanes, timeout=timeout, address=self._address)
@@ -109,11 +112,16 @@ class World:
         try:
             store = dist.distributed_c10d._get_default_store()
             deadline = time.monotonic() + (_ECHO_SECONDS if wait else 0.0)
-            while not store.check([_FAILURE]) and time.monotonic() < deadline:
+            failure = self._key("failure")
+            while not store.check([failure]) and time.monotonic() < deadline:
                 time.sleep(0.02)
-            return store.compare_set(_FAILURE, "", account).decode()
+            return store.compare_set(failure, "", account).decode()
         except RuntimeError:
             return account  # the store has gone with its host
+
+    def _key(self, name: str) -> str:
+        """In the store, which other worlds of these ranks may have used or be using."""
+        return f"tokenweave/{self.group.group_name}/{name}"
 
     def close(self) -> None:
         if self._joined_here and dist.is_initialized():
