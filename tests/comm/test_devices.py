@@ -52,3 +52,13 @@ def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match="there is none"):
         claim(0, 2)
+
+
+def test_a_rank_whose_gpu_does_not_reach_the_others_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
+    monkeypatch.setattr("torch.cuda.can_device_access_peer", lambda one, other: 2 not in (one, other))
+    assert claim(1, 2).index == 1
+    with pytest.raises(ValueError, match="and GPU 0 cannot reach the memory of GPU 2"):
+        claim(1, 3)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from known_models import LLAMA_70B
 
+from tokenweave.config import ExpertsConfig
 from tokenweave.plan.costs import MeasuredCosts
 from tokenweave.plan.curves import Curve
 from tokenweave.plan.shape import StepShape
@@ -49,6 +50,18 @@ def test_what_is_saved_is_found(tmp_path):
     assert os.listdir(tmp_path / "new") == [path.name]
     again = TunedTable.from_json(json.loads(json.dumps(TABLE.to_json())))
     assert simulate(again.costs, SHAPE, StepPlan("weave", 256, 8)) == simulate(COSTS, SHAPE, StepPlan("weave", 256, 8))
+
+
+def test_what_costs_depend_on_is_told_apart():
+    """Models of the same sizes: a table of one is none of the other."""
+    layers = LLAMA_70B.num_hidden_layers
+    experts = ExpertsConfig(count=8, per_token=2, intermediate_size=28672, normalised=True, layers=(True,) * layers)
+    changes = (
+        {}, {"experts": experts}, {"experts": replace(experts, per_token=1)}, {"windows": (4096,) * layers},
+        {"windows": (4096, None) * (layers // 2)}, {"gated_mlp": False}, {"qk_norm": True},
+    )  # fmt: skip
+    keys = {replace(KEY, model=model_dimensions(replace(LLAMA_70B, **change))) for change in changes}
+    assert len({key.filename() for key in keys}) == len(changes)
 
 
 @pytest.mark.parametrize(

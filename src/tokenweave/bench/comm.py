@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if args.tp < 1 or args.hidden < 1 or min(args.tokens) < 1:
         raise ValueError("--tp, --hidden and --tokens must be at least 1")
     if args.plot:
-        output.figure()  # refuses before the work, not after it
+        output.check_plot(args.plot)
     if args.device == "cuda":
         from tokenweave.bench import comm_gpus
 

@@ -1,9 +1,11 @@
 """Models by their dimensions alone, for benchmarks on random weights; from their config.json files."""
 
 import json
-import tempfile
+import os
 from pathlib import Path
 from typing import Any
+
+from tokenweave.config.cache import cache_root
 
 _LLAMA3_ROPE = {
     "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -34,13 +36,15 @@ DIMENSIONS: dict[str, dict[str, Any]] = {
 
 
 def model_directory(name: str, *, layers: int | None = None) -> Path:
-    """A directory with the config.json of a model of DIMENSIONS, with `layers` layers if given; kept until the system
-    cleans up. Raises ValueError for another name."""
+    """A directory in the user's cache with the config.json of a model of DIMENSIONS, with `layers` layers if given.
+    Raises ValueError for another name."""
     if name not in DIMENSIONS:
         raise ValueError(f"dimensions are known of {', '.join(DIMENSIONS)}, not of {name!r}")
     facts = DIMENSIONS[name] | {"torch_dtype": "bfloat16", "tie_word_embeddings": False, "bos_token_id": 1}
     facts |= {} if layers is None else {"num_hidden_layers": layers}
-    directory = Path(tempfile.gettempdir()) / f"tokenweave-{name}-{facts['num_hidden_layers']}-layers"
-    directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(facts))
+    directory = cache_root() / "dimensions" / f"{name}-{facts['num_hidden_layers']}-layers"
+    directory.mkdir(parents=True, exist_ok=True)
+    fresh = directory / f"config.json.{os.getpid()}"
+    fresh.write_text(json.dumps(facts))
+    fresh.replace(directory / "config.json")  # whole for the ranks that write and read it at the same time
     return directory

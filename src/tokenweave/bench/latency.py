@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rounds < 1 or args.prefill < 1 or args.decode < 2:
         raise ValueError("--rounds and --prefill must be at least 1, --decode at least 2")
     if args.plot:
-        output.figure()  # refuses before the work, not after it
+        output.check_plot(args.plot)
     rows, memory = [], [read_bandwidth()]
     for dtype in args.dtype:
         with ExitStack() as stack:

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.tokens) < 1 or args.rounds < least:
         raise ValueError(f"--tokens must be at least 1, --rounds at least {least}")
     if args.plot:
-        output.figure()  # refuses before the work, not after it
+        output.check_plot(args.plot)
     if args.tp:
         from tokenweave.bench import layer_gpus
 
@@ -156,7 +156,10 @@ def _auto(tokens: int, args: argparse.Namespace) -> StepPlan | None:
 
 
 def _table(path: str) -> TunedTable:
-    return TunedTable.from_json(json.loads(Path(path).read_text())["table"])
+    try:
+        return TunedTable.from_json(json.loads(Path(path).read_text())["table"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not what `tokenweave tune --json` writes: {error}") from None
 
 
 def measured(

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.plot:
-        output.figure()  # refuses before the work, not after it
+        output.check_plot(args.plot)
     with tempfile.TemporaryDirectory(prefix="tokenweave-load-") as temporary:
         if args.model is None:
             write_random(Path(temporary), args.gigabytes)

@@ -129,7 +129,10 @@ class NetworkRanks:
         return json.loads(line)
 
     def _fail(self, rank: int) -> None:
-        code = self._ranks[rank].wait(_END_SECONDS)
+        try:
+            code = self._ranks[rank].wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"rank {rank} has closed its output and goes on; what it said is above") from None
         raise RuntimeError(f"rank {rank} has ended with exit code {code}; what it said is above")
 
 

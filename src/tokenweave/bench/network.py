@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.tokens) < 2 or min(args.rates) <= 0 or args.rounds < LEAST_ROUNDS:
         raise ValueError(f"--tokens must be at least 2, --rates more than 0, --rounds at least {LEAST_ROUNDS}")
     if args.plot:
-        output.figure()  # refuses before the work, not after it
+        output.check_plot(args.plot)
     rows = measure(args.model, args.dtype, args.tokens, args.rates, args.rounds)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
     print(

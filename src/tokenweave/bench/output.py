@@ -7,6 +7,7 @@ import platform
 from collections.abc import Sequence
 from datetime import date
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,18 @@ def write_json(path: str, rows: Sequence[dict[str, Any]], **more: Any) -> None:
     Path(path).write_text(json.dumps({"machine": machine(), "rows": list(rows), **more}, indent=1) + "\n")
 
 
+def check_plot(path: str) -> None:
+    """Raise ValueError if no picture can be drawn to `path`: before the work, not after it."""
+    if not path.endswith((".png", ".svg")):
+        raise ValueError(f"--plot draws .png or .svg files, not {path}")
+    if find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install matplotlib")
+
+
 def figure(width: float = 8.0, height: float = 4.5) -> Any:
-    """matplotlib's (figure, axes), drawn without a display. Raises ValueError if matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ValueError("--plot needs matplotlib: pip install matplotlib") from None
+    """matplotlib's (figure, axes), drawn without a display."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if min(args.tokens) < 1 or args.rounds < LEAST_ROUNDS or (args.decode is not None and args.decode < 1):
         raise ValueError(f"--tokens and --decode must be at least 1, --rounds at least {LEAST_ROUNDS}")
     if args.plot:
-        output.figure()  # refuses before the work, not after it
+        output.check_plot(args.plot)
     config = EngineConfig(tensor_parallel_size=args.tp, dtype=args.dtype, collective=args.collective)
     most = max(args.tokens)
     keys = most * (args.decode + BLOCK_SIZE) if args.decode else 0

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     if args.requests < 1 or args.rounds < 1 or (args.rate is not None and args.rate <= 0):
         raise ValueError("--requests and --rounds must be at least 1, and --rate more than 0")
     if args.plot:
-        output.figure()  # refuses before the work, not after it
+        output.check_plot(args.plot)
     lengths = {name: workload(name, args.requests, args.seed) for name in args.workload}
     rows = []
     with ExitStack() as stack:

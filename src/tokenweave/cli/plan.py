@@ -64,6 +64,8 @@ def _config(model: str) -> ModelConfig:
             return model_config(read_json(path))
         except ValueError as error:
             raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    if not hub.ID.fullmatch(model):
+        raise ValueError(f"no such model: {model!r} does not exist; give a config.json, a directory or a hub id")
     return model_config(read_json(_from_hub(model)))
 
 

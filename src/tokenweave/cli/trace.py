@@ -3,6 +3,7 @@
 import argparse
 from contextlib import closing
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tokenweave.models.resolve import resolve
 from tokenweave.plan import MODES, StepPlan, plan_step
 from tokenweave.plan.trial import Trial
 
+PICTURE = "trace.png"  # without --plot
 ROUNDS = 7  # after one that warms up; the median is shown
 DECODES = 16
 
@@ -38,12 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collective", choices=("auto", "shared_memory", "distributed"), default="auto")
     parser.add_argument("--link", type=float, metavar="MBIT", help="over a link of so many Mbit/s: see `bench network`")
     parser.add_argument("--trace", metavar="FILE", default="trace.json", help="for ui.perfetto.dev (trace.json)")
-    parser.add_argument("--plot", metavar="FILE", default="trace.png", help="picture, .png or .svg (trace.png)")
+    parser.add_argument("--plot", metavar="FILE", help=f"picture, .png or .svg ({PICTURE}, where there is matplotlib)")
 
 
 def run(args: argparse.Namespace) -> int:
-    output.figure()  # refuses before the work, not after it
-    config = EngineConfig(tensor_parallel_size=args.tp, dtype=args.dtype, collective=args.collective)
+    plot = args.plot or (PICTURE if find_spec("matplotlib") else None)
+    if plot is not None:
+        output.check_plot(plot)
+    config = EngineConfig(tensor_parallel_size=args.tp, dtype=args.dtype, collective=args.collective, device="cpu")
     directory = resolve(args.model, args.dtype)
     model = read_config(directory)
     config = resolved(config, model)
@@ -65,9 +69,11 @@ def run(args: argparse.Namespace) -> int:
     recorded = typical(ranks)
     steps, fused = recorded[: len(args.mode)], next((s for s in recorded if s[0].plan.mode == "fused"), None)
     write_chrome(args.trace, steps)
-    picture(args.plot, steps, fused, layers=model.num_hidden_layers)
+    if plot is not None:
+        picture(plot, steps, fused, layers=model.num_hidden_layers)
     print(table(steps, fused))
-    print(f"the median of {ROUNDS} steps; {args.trace} opens at ui.perfetto.dev, {args.plot} is the picture")
+    drawn = f"{plot} is the picture" if plot is not None else "for a picture too: pip install matplotlib"
+    print(f"the median of {ROUNDS} steps; {args.trace} opens at ui.perfetto.dev; {drawn}")
     return 0
 
 

@@ -16,7 +16,7 @@ def claim(rank: int, size: int) -> torch.device:
     """This rank's GPU, made the current one. Where ranks outnumber the GPUs of the host they share them, in turns: good
     for tests alone, which rank 0 says on stderr.
 
-    Raises ValueError if there is no GPU that torch can use.
+    Raises ValueError if there is no GPU that torch can use, or if two of the ranks' cannot reach each other's memory.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
@@ -29,7 +29,9 @@ def claim(rank: int, size: int) -> torch.device:
                 file=sys.stderr,
             )
     device = torch.device("cuda", rank % count)
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device)  # first: asking about peers opens the current one
+    if size <= count and (obstacle := _unreached(_peers(size))):
+        raise ValueError(f"ranks on GPUs read and write each other's memory, and {obstacle}")
     return device
 
 
@@ -47,18 +49,26 @@ class Gpu:
 
 def gpus_here() -> list[Gpu]:
     """The GPUs of this host that torch can use."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    peers = _peers(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     return [
         Gpu(
             host=os.uname().nodename,
             number=number,
             name=torch.cuda.get_device_name(number),
             capability=torch.cuda.get_device_capability(number),
-            peers=frozenset(p for p in range(count) if p != number and torch.cuda.can_device_access_peer(number, p)),
+            peers=reached,
             multicast=_has_multicast(number),
         )
-        for number in range(count)
+        for number, reached in peers.items()
     ]
+
+
+def _peers(count: int) -> dict[int, frozenset[int]]:
+    """Of the first `count` GPUs each: those of them whose memory it can read and write."""
+    return {
+        number: frozenset(p for p in range(count) if p != number and torch.cuda.can_device_access_peer(number, p))
+        for number in range(count)
+    }
 
 
 def gpu_ladder(gpus: list[Gpu], environment: Mapping[str, str]) -> list[Rung]:
@@ -73,10 +83,13 @@ def _no_p2p(gpus: list[Gpu]) -> str | None:
     hosts = sorted({gpu.host for gpu in gpus})
     if len(hosts) > 1:
         return f"the ranks are on different hosts: {', '.join(hosts)}"
-    for gpu in gpus:
-        unreached = sorted({other.number for other in gpus} - gpu.peers - {gpu.number})
-        if unreached:
-            return f"GPU {gpu.number} cannot reach the memory of GPU {unreached[0]} (no P2P between them)"
+    return _unreached({gpu.number: gpu.peers for gpu in gpus})
+
+
+def _unreached(peers: Mapping[int, frozenset[int]]) -> str | None:
+    for number, reached in peers.items():
+        if missing := sorted(peers.keys() - reached - {number}):
+            return f"GPU {number} cannot reach the memory of GPU {missing[0]} (no P2P between them)"
     return None
 
 

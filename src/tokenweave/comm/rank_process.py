@@ -69,9 +69,14 @@ class RankProcess:
             theirs.close()
             for fd in (report_write, setup_read, stderr_write):
                 os.close(fd)
-        if cores:
-            os.sched_setaffinity(self.process.pid, cores)  # long before it has threads
-        self._end = pidfd(self.process.pid)
+        try:
+            if cores:
+                os.sched_setaffinity(self.process.pid, cores)  # long before it has threads
+            self._end = pidfd(self.process.pid)
+        except OSError:  # no such cores, or no descriptor left: nobody else knows of the rank yet
+            self.process.kill()
+            self.process.wait()
+            raise
         self._report = Connection(report_read, writable=False)
         self._tail = bytearray()
         self._stderr_thread = threading.Thread(target=self._forward_stderr, args=(stderr_read,), daemon=True)

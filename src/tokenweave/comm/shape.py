@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 
@@ -30,8 +31,8 @@ class CollectiveShape:
             raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, got {self.dtype}")
         if self.lanes not in (1, 2):
             raise ValueError(f"lanes must be 1 or 2, got {self.lanes}")
-        if self.timeout <= 0:
-            raise ValueError(f"timeout must be positive, got {self.timeout}")
+        if not 0 < self.timeout < inf:
+            raise ValueError(f"timeout must be positive and finite, got {self.timeout}")
 
     @property
     def dtype_name(self) -> str:

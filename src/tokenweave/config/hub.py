@@ -1,5 +1,8 @@
 """Whether the Hugging Face hub can be asked about a model."""
 
+import re
+
+ID = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*")
 TIMEOUT = 5.0  # seconds: of the hub's own calls some ask without a deadline, and others five times over
 
 

@@ -2,6 +2,7 @@
 
 import operator
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from tokenweave.plan import MODES
@@ -17,8 +18,8 @@ class EngineConfig:
     """How a model is run. The command line's defaults are these.
 
     mode: one of MODES, or "auto", which chooses for each step. dtype: of weights, activations and cache; "auto" is the
-    checkpoint's own. device: "auto" is the GPUs where there are any. collective: how the ranks reach each other; "auto"
-    is the fastest that works here.
+    checkpoint's own. device: "auto" is the GPUs where each rank has one. collective: how the ranks reach each
+    other; "auto" is the fastest that works here.
     block_size: tokens in a block of the cache; None is 16, and 256 on a GPU, as its attention reads them.
     kv_cache_memory: bytes of keys and values a rank may hold; None sizes it from free memory. max_tokens_per_step:
     longer prompts go in chunks. max_running_requests: in one step; others wait. max_model_len: positions a request may
@@ -67,5 +68,5 @@ class EngineConfig:
                 raise ValueError(f"{name} must be a whole number, got {value!r}") from None
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if not self.timeout > 0:
-            raise ValueError(f"timeout must be more than 0 seconds, got {self.timeout}")
+        if not 0 < self.timeout < inf:
+            raise ValueError(f"timeout must be more than 0 seconds and have an end, got {self.timeout}")

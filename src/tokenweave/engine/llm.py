@@ -284,7 +284,10 @@ def resolved(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ValueError(f"max_model_len is {config.max_model_len}, but the model's context is {longest} tokens")
     dtype, device = config.dtype, config.device
     if device == "auto":
-        device = "cuda" if gpu_count() and config.collective in ("auto", "symmetric", "emulated") else "cpu"
+        # fewer would be shared by ranks that take turns
+        wanted = 1 if config.collective == "emulated" else config.tensor_parallel_size
+        usable = gpu_count() >= wanted and config.collective in ("auto", "symmetric", "emulated")
+        device = "cuda" if usable else "cpu"
     if dtype == "auto":  # matmuls in float16 run several times slower than in float32 on most CPUs
         dtype = "float32" if model.dtype == "float16" and device == "cpu" else model.dtype
     return replace(

@@ -9,14 +9,10 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tokenweave.config.cache import cache_root
+
 VERSION = 1  # of what a conversion writes; another number makes every entry anew
 _PARTIAL = ".partial"
-
-
-def cache_root() -> Path:
-    """$XDG_CACHE_HOME/tokenweave, or ~/.cache/tokenweave."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tokenweave"
 
 
 def converted(source: Path, dtype: str, convert: Callable[[Path, Path, str], None]) -> Path:

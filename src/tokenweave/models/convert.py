@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ def convert(model: str | Path | None, target: Path, dtype: str = "auto") -> None
     if target.exists():
         raise ValueError(f"{target} exists already; name a directory that does not")
     source = demo_file() if model is None else Path(model).expanduser()
-    partial = target.with_name(target.name + ".partial")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process of this number that was killed
     partial.mkdir(parents=True)
     try:
         if source.is_file():

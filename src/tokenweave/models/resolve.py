@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ _PATTERNS = [
     "config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json",
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 ]  # fmt: skip
-_HUB_ID = re.compile(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*")
 
 
 def resolve(model: str | Path | None, dtype: str = "auto") -> Path:
@@ -39,7 +37,7 @@ def resolve(model: str | Path | None, dtype: str = "auto") -> Path:
     if path.is_file():
         return _from_gguf(path, dtype)
     name = str(model)
-    if name.endswith(".gguf") or not _HUB_ID.fullmatch(name):
+    if name.endswith(".gguf") or not hub.ID.fullmatch(name):
         raise ValueError(f"no such model: {name!r} does not exist; give a directory, a .gguf file or a hub id")
     return _from_hub(name)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tokenweave.config import ModelConfig
+from tokenweave.config.cache import cache_root
 from tokenweave.plan.costs import MeasuredCosts
 from tokenweave.plan.curves import Curve
 from tokenweave.plan.shape import StepShape
@@ -169,8 +170,7 @@ class TunedTable:
 
 def cache_directory() -> Path:
     """Where tuned tables live: the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "tokenweave" / "plans"
+    return cache_root() / "plans"
 
 
 def find(key: TuneKey, directory: Path) -> tuple[TunedTable | None, str]:
