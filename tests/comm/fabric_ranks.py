@@ -1,33 +1,27 @@
 """What every rank of test_fabric runs. CUDA only."""
 
 import random
+from typing import Any
 
+import comm_ranks
 import torch
 
 from tokenweave.comm import Group
 from tokenweave.execute.capture import GraphPool
 
-
-def inputs(tokens: int, hidden: int, dtype: torch.dtype, size: int) -> tuple[list[torch.Tensor], torch.Tensor]:
-    generator = torch.Generator().manual_seed(tokens * 7919 + hidden)
-    partials = [torch.randn(tokens, hidden, generator=generator).to(dtype) for _ in range(size)]
-    return partials, torch.randn(tokens, hidden, generator=generator).to(dtype)
+HIDDEN = (64, 576, 4096, 8192)
+COUNTS = (0, 1, 2, 3, 13, 128, 577, 8192)
 
 
-def fused(group: Group, hidden: int, dtype: torch.dtype, counts: list[int], weight: torch.Tensor) -> list:
-    """(residual rows, normed rows) of each count, on the CPU."""
-    results = []
-    with group.open_collective(hidden, max(counts), dtype) as collective:
-        for tokens in counts:
-            partials, residual = inputs(tokens, hidden, dtype, group.size)
-            own = residual[group.rows(tokens)].to(group.device)
-            buffer = collective.buffer(0, tokens)
-            buffer.copy_(partials[group.rank])
-            normed = collective.all_reduce_add_rms_norm(buffer, own, weight.to(group.device), 1e-5)
-            collective.barrier()
-            results.append((own.cpu(), normed.cpu()))
-            collective.barrier()
-    return results
+def all_checks(group: Group) -> dict[Any, Any]:
+    """What `comm_ranks.fused` finds, by (hidden size, dtype), and `replays`."""
+    torch.set_default_device(group.device)
+    found: dict[Any, Any] = {
+        (hidden, dtype): comm_ranks.fused(group, hidden, dtype, COUNTS)
+        for hidden in HIDDEN
+        for dtype in comm_ranks.DTYPES
+    }
+    return found | {"replays": replays(group, 4096, [1, 3, 64, 577, 2048], 2000)}
 
 
 def replays(group: Group, hidden: int, sizes: list[int], rounds: int) -> list[bool]:
@@ -37,12 +31,11 @@ def replays(group: Group, hidden: int, sizes: list[int], rounds: int) -> list[bo
     same = []
     with group.open_collective(hidden, max(sizes), torch.bfloat16, 2) as collective:
         pool, side = GraphPool(group.device), torch.cuda.Stream(group.device)
-        weight = torch.ones(hidden, device=group.device)
+        weight = torch.ones(hidden)
         cases = []
         for tokens in sizes:
-            partials, residual = inputs(tokens, hidden, torch.bfloat16, group.size)
-            source = partials[group.rank].to(group.device)
-            start = residual[group.rows(tokens)].to(group.device)
+            partials, residual, _ = comm_ranks.inputs(group, tokens, hidden, torch.bfloat16, True)
+            source, start = partials[group.rank], residual[group.rows(tokens)]
             rows = [start.clone(), start.clone()]
 
             def run(source=source, start=start, rows=rows, tokens=tokens) -> list[torch.Tensor]:
@@ -61,9 +54,9 @@ def replays(group: Group, hidden: int, sizes: list[int], rounds: int) -> list[bo
 
             first = [result.clone() for result in run()]
             collective.barrier()
-            cases.append((pool.capture(run), first))
+            cases.append((*pool.capture(run), first, run))  # which holds the tensors that the graph reads
         for number in range(rounds):
-            (graph, results), first = cases[order.randrange(len(cases))]
+            graph, results, first, _ = cases[order.randrange(len(cases))]
             if delays.random() < 0.3:
                 torch.cuda._sleep(delays.randrange(200_000))
             graph.replay()

@@ -1,35 +1,44 @@
-"""The symmetric collective between GPUs: bits and graphs, on as many GPUs as there are."""
+"""The symmetric collective between GPUs: bits, graphs and a rank that dies, on as many GPUs as there are."""
 
-import comm_oracle
+import functools
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
 import fabric_ranks
 import pytest
+import symmetric_ranks
 import torch
+from test_failures import wait_for
 
 from tokenweave.comm import launch
+from tokenweave.comm.processes import start_ranks
 
 pytestmark = pytest.mark.multigpu
-COUNTS = [0, 1, 2, 3, 13, 128, 577, 8192]
 
 
-def on_ranks(function, *args):
-    return launch(function, torch.cuda.device_count(), device="cuda", args=args)
+@functools.cache
+def results() -> list[dict[str, Any]]:
+    """All that the ranks find, in one launch: starting them is what takes time."""
+    return launch(fabric_ranks.all_checks, torch.cuda.device_count(), device="cuda")
 
 
-@pytest.mark.parametrize("hidden", [64, 576, 4096, 8192])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hidden", fabric_ranks.HIDDEN)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16))
 def test_fused_is_the_oracles_on_every_rank(dtype: torch.dtype, hidden: int) -> None:
-    weight = torch.rand(hidden) + 0.5
-    ranks = on_ranks(fabric_ranks.fused, hidden, dtype, COUNTS, weight)
-    for which, tokens in enumerate(COUNTS):
-        partials, residual = fabric_ranks.inputs(tokens, hidden, dtype, len(ranks))
-        stored, normed = comm_oracle.fused(partials, residual, weight, 1e-5)
-        for rank, results in enumerate(ranks):
-            own_rows, rows = results[which]
-            assert torch.equal(own_rows, stored[comm_oracle.rows(tokens, len(ranks), rank)])
-            torch.testing.assert_close(rows, normed, rtol=comm_oracle.tolerance(dtype), atol=1e-6)
-            assert torch.equal(rows, ranks[0][which][1])
+    found = [rank[hidden, dtype] for rank in results()]
+    for rank, (wrong, bits) in enumerate(found):
+        assert wrong == [], f"rank {rank}"
+        assert bits == found[0][1], f"rank {rank} has other bits than rank 0"
 
 
 def test_2000_replays_of_two_lanes_with_ranks_late_at_random() -> None:
-    for same in on_ranks(fabric_ranks.replays, 4096, [1, 3, 64, 577, 2048], 2000):
+    for same in [rank["replays"] for rank in results()]:
         assert len(same) == 40 and all(same)
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    with start_ranks(symmetric_ranks.wait_for_the_dead, 2, (str(tmp_path),), device="cuda"):
+        os.kill(int(wait_for(tmp_path / "victim")), signal.SIGKILL)
+        assert "rank 1 has died" in wait_for(tmp_path / "told-0", 10.0)

@@ -21,7 +21,7 @@ from tokenweave.layers.norm import RMSNorm
 from tokenweave.layers.residual import add_rms_norm
 
 CALLS, ROUNDS = 10, 21
-BUDGETS = (2, 4, 8, 16, 32, 64)
+BUDGETS = (2, 4, 8, 12, 16, 32, 64)
 LINK = 400e9  # bytes/s one way between two H200s on 18 NVLinks, as a large copy reaches it (450 on paper)
 
 

@@ -4,11 +4,14 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from tokenweave.comm.control import MAX_RANKS
+
 SHARED_BYTES = 227 << 10  # what a block may have, on sm_90 and sm_100
 BULK_FILES = ("rows.cuh", "meet.cu", "bulk.cu")
 MULTICAST_FILES = ("rows.cuh", "meet.cu", "multicast.cu")
 MEETING_FILES = ("rows.cuh", "meet.cu")
 _STAGES = 16  # more than this no longer shortens a row
+_OUTS = 2  # rows of a group that wait to be written
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,11 @@ class Tiling:
         """For rows of so many bytes; None if they cannot be moved by bulk copies."""
         if row_bytes % 16 != 0:
             return None
-        # Eight chunks of 16 bytes a thread. Two groups that take turns on a processor hide each other's sums and norms:
-        # one row of 16 KB in and out takes 156 us for 1024 rows on 8 blocks of an H200, with one group of 8 warps 173.
-        # Longer rows leave room for one group alone: four chunks a thread, as eight spill.
-        chunks = 8 if row_bytes <= 1 << 14 else 4
-        warps = max(
-            1, min(15, -(-row_bytes // (16 * 32 * chunks)))
-        )  # with the one that loads, 4 to each quarter of an SM
-        groups = max(1, min(4, 8 // warps))
-        room = SHARED_BYTES - 4096  # barriers and sums
-        stages = min(_STAGES, room // (groups * row_bytes) - 2)  # two rows wait to be written
+        # Four chunks of 16 bytes a thread. Groups that take turns on a processor hide each other's sums and norms.
+        warps = max(1, min(16 if row_bytes <= 1 << 15 else 15, -(-row_bytes // (16 * 32 * 4))))
+        groups = max(1, min(4, 16 // warps))
+        room = SHARED_BYTES - 3072  # tables, barriers and sums
+        stages = min(_STAGES, room // row_bytes // groups - _OUTS)
         return Tiling(warps, groups, stages, row_bytes) if stages >= 4 else None
 
     @property
@@ -52,12 +50,12 @@ class Tiling:
 
     @property
     def shared_bytes(self) -> int:
-        rows = self.groups * (self.stages + 2) * self.row_bytes
-        return rows + self.groups * (self.stages * 16 + self.warps * 8)
+        rows = self.groups * (self.stages + _OUTS) * self.row_bytes
+        return rows + self.groups * (self.stages * 16 + self.warps * 8) + 2 * 8 * MAX_RANKS + 8
 
     @property
     def defines(self) -> dict[str, int]:
-        return {"WARPS": self.warps, "GROUPS": self.groups, "STAGES": self.stages}
+        return {"WARPS": self.warps, "GROUPS": self.groups, "STAGES": self.stages, "OUTS": _OUTS}
 
 
 def multicast_warps(row_bytes: int) -> int:

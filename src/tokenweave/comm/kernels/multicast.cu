@@ -3,8 +3,6 @@
 //
 // The sum comes rounded to the rows' type, in the switch's order: `y` is rounded twice, not once as elsewhere.
 
-constexpr int THREADS = WARPS * 32;
-constexpr int PER_THREAD = (CHUNKS + THREADS - 1) / THREADS;  // chunks of a row that a thread holds
 static_assert(ROW % 16 == 0, "rows must be whole chunks");
 
 __device__ __forceinline__ Chunk load_sum(const Chunk* address) {
@@ -30,48 +28,39 @@ __device__ __forceinline__ void store_all(Chunk* address, const Chunk& c) {
                    "f"(__uint_as_float(c.word[2])), "f"(__uint_as_float(c.word[3])) : "memory");
 }
 
-// See bulk.cu. A block takes one row after another; the next one's loads are under way while a row is worked on.
+// A block takes one row after another; the next one's loads are under way while a row is worked on.
 template <int OP, bool WIDE>
-__device__ __forceinline__ void run(u64* lane, char* rows, const void* weight, int tokens, float eps) {
-    __shared__ float squares_of[2][WARPS];
+__device__ __forceinline__ void run(u64* lane, char* rows, const void* weight, int tokens, float eps, u64) {
+    __shared__ float sums_of_squares[2][WARPS];
     const u64 word = word_of(lane, OP, tokens);
     if (!arrive(lane, word, OP, tokens)) return;
     asm volatile("fence.proxy.alias;" ::: "memory");  // what ranks wrote at their own addresses, to read at the shared one
-    const u64 own_first = u64(tokens) * lane[RANK] / lane[SIZE];
-    const int own = int(u64(tokens) * (lane[RANK] + 1) / lane[SIZE] - own_first);
+    const u64 own_first = first_row(lane, tokens, lane[RANK]);
+    const int own = int(first_row(lane, tokens, lane[RANK] + 1) - own_first);
     char* everywhere = reinterpret_cast<char*>(lane[MULTICAST]) + own_first * ROW;
     constexpr bool takes_rows = OP == FUSED || OP == ALL_GATHER;
-    auto each = [&](auto body) {
-#pragma unroll
-        for (int i = 0; i < PER_THREAD; ++i) {
-            int chunk = threadIdx.x + i * THREADS;
-            if (CHUNKS % THREADS == 0 || chunk < CHUNKS) body(i, chunk);
-        }
-    };
-    Chunk sums[PER_THREAD], mine[PER_THREAD];
+    auto each = [&](auto body) { each_chunk<WARPS>(threadIdx.x, body); };
+    Chunk sums[PER_THREAD<WARPS>], mine[PER_THREAD<WARPS>];
     auto load = [&](int row) {
         if (row >= own) return;
         each([&](int i, int chunk) {
             if (OP != ALL_GATHER) sums[i] = load_sum(reinterpret_cast<Chunk*>(everywhere + u64(row) * ROW) + chunk);
-            if (takes_rows) mine[i] = reinterpret_cast<const Chunk*>(rows + u64(row) * ROW)[chunk];
+            if (takes_rows) mine[i] = load_once(reinterpret_cast<const Chunk*>(rows + u64(row) * ROW) + chunk);
         });
     };
     load(blockIdx.x);
     int turn = 0;
     for (int row = blockIdx.x; row < own; row += gridDim.x, turn ^= 1) {
         float squares = 0.0f;
-        Chunk held[PER_THREAD];
-        each([&](int i, int chunk) {
+        Chunk held[PER_THREAD<WARPS>];
+        each([&](int i, int) {
             held[i] = OP == ALL_GATHER ? mine[i] : sums[i];
             if (OP == FUSED) {
-                float sum[VECTOR], part[VECTOR];
+                float sum[VECTOR];
                 unpack(sums[i], sum);
-                unpack(mine[i], part);
-#pragma unroll
-                for (int k = 0; k < VECTOR; ++k) sum[k] += part[k];
+                add(sum, mine[i]);
                 held[i] = round_in_place(sum);
-#pragma unroll
-                for (int k = 0; k < VECTOR; ++k) squares = fmaf(sum[k], sum[k], squares);
+                squares += squares_of(sum);
             }
         });
         load(row + gridDim.x);
@@ -81,25 +70,15 @@ __device__ __forceinline__ void run(u64* lane, char* rows, const void* weight, i
         if (OP == FUSED) {
             each([&](int i, int chunk) { private_row[chunk] = held[i]; });
             squares = warp_sum(squares);
-            if (threadIdx.x % 32 == 0) squares_of[turn][threadIdx.x / 32] = squares;
+            if (threadIdx.x % 32 == 0) sums_of_squares[turn][threadIdx.x / 32] = squares;
             __syncthreads();
             squares = 0.0f;
 #pragma unroll
-            for (int i = 0; i < WARPS; ++i) squares += squares_of[turn][i];
+            for (int i = 0; i < WARPS; ++i) squares += sums_of_squares[turn][i];
             scale = inverse_root(squares, eps);
         }
         each([&](int i, int chunk) {
-            if (OP == FUSED) {
-                float x[VECTOR], factors[VECTOR];
-                unpack(held[i], x);
-                read_weight<WIDE>(weight, chunk, factors);
-#pragma unroll
-                for (int k = 0; k < VECTOR; ++k) x[k] *= scale;
-                round_in_place(x);
-#pragma unroll
-                for (int k = 0; k < VECTOR; ++k) x[k] *= factors[k];
-                held[i] = pack(x);
-            }
+            if (OP == FUSED) held[i] = normed<WIDE>(held[i], scale, weight, chunk);
             if (OP == REDUCE_SCATTER) private_row[chunk] = held[i];
             else store_all(out + chunk, held[i]);
         });
@@ -108,14 +87,4 @@ __device__ __forceinline__ void run(u64* lane, char* rows, const void* weight, i
     depart(lane, word, OP, tokens);
 }
 
-#define KERNEL(name, operation, wide)                                                                         \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                  \
-        name(u64* lane, char* rows, const void* weight, int tokens, float eps, u64) {                         \
-        run<operation, wide>(lane, rows, weight, tokens, eps);                                                \
-    }
-
-KERNEL(fused, FUSED, false)
-KERNEL(fused_wide, FUSED, true)
-KERNEL(all_reduce, ALL_REDUCE, false)
-KERNEL(reduce_scatter, REDUCE_SCATTER, false)
-KERNEL(all_gather, ALL_GATHER, false)
+KERNELS(WARPS * 32)

@@ -73,14 +73,74 @@ __device__ __forceinline__ Chunk round_in_place(float* values) {
     return chunk;
 }
 
+// 16 bytes at once, read once: they do not push the weight out of the near cache.
+__device__ __forceinline__ Chunk load_once(const Chunk* address) {
+    Chunk chunk;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(chunk.word[0]), "=r"(chunk.word[1]), "=r"(chunk.word[2]), "=r"(chunk.word[3]) : "l"(address));
+    return chunk;
+}
+
+// 16 bytes at once of what no kernel writes meanwhile.
+__device__ __forceinline__ Chunk load_constant(const Chunk* address) {
+    Chunk chunk;
+    asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(chunk.word[0]), "=r"(chunk.word[1]), "=r"(chunk.word[2]), "=r"(chunk.word[3]) : "l"(address));
+    return chunk;
+}
+
 // A chunk's elements of the weight, which is of the rows' type or float32 (WIDE). Read again for every row, from a near
 // cache: kept in registers, they spill.
 template <bool WIDE> __device__ __forceinline__ void read_weight(const void* weight, int chunk, float* values) {
+    const Chunk* chunks = static_cast<const Chunk*>(weight);
     if constexpr (WIDE && ELEMENT != 0) {
-        const Chunk* part = static_cast<const Chunk*>(weight) + 2 * chunk;
-        for (int i = 0; i < 8; ++i) values[i] = __uint_as_float(part[i / 4].word[i % 4]);
+        for (int half = 0; half < 2; ++half) {
+            Chunk part = load_constant(chunks + 2 * chunk + half);
+            for (int i = 0; i < 4; ++i) values[4 * half + i] = __uint_as_float(part.word[i]);
+        }
     } else {
-        unpack(static_cast<const Chunk*>(weight)[chunk], values);
+        unpack(load_constant(chunks + chunk), values);
+    }
+}
+
+__device__ __forceinline__ void add(float* sums, const Chunk& chunk) {
+    float part[VECTOR];
+    unpack(chunk, part);
+#pragma unroll
+    for (int k = 0; k < VECTOR; ++k) sums[k] += part[k];
+}
+
+__device__ __forceinline__ float squares_of(const float* values) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int k = 0; k < VECTOR; ++k) squares = fmaf(values[k], values[k], squares);
+    return squares;
+}
+
+// Elements of a stored row, normed: scaled, rounded, and times the weight.
+template <bool WIDE>
+__device__ __forceinline__ Chunk normed(const Chunk& row, float scale, const void* weight, int chunk) {
+    float x[VECTOR], factors[VECTOR];
+    unpack(row, x);
+    read_weight<WIDE>(weight, chunk, factors);
+#pragma unroll
+    for (int k = 0; k < VECTOR; ++k) x[k] *= scale;
+    round_in_place(x);
+#pragma unroll
+    for (int k = 0; k < VECTOR; ++k) x[k] *= factors[k];
+    return pack(x);
+}
+
+// How COUNT warps divide a row: each has so many chunks that lie side by side, a 32nd of them a thread.
+template <int COUNT> constexpr int PER_THREAD = (CHUNKS + COUNT * 32 - 1) / (COUNT * 32);
+
+// body(i, chunk's place in the row) for each chunk of a thread.
+template <int COUNT, typename Body> __device__ __forceinline__ void each_chunk(int thread, Body body) {
+    const int first = thread / 32 * 32 * PER_THREAD<COUNT> + thread % 32;
+#pragma unroll
+    for (int i = 0; i < PER_THREAD<COUNT>; ++i) {
+        int chunk = first + i * 32;
+        if (CHUNKS % (COUNT * 32) == 0 || chunk < CHUNKS) body(i, chunk);
     }
 }
 
@@ -192,9 +252,9 @@ __device__ __forceinline__ void depart(u64* lane, u64 word, int code, int tokens
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence_system();
-        last = atomicAdd(lane + FINISHED, 1ull) == gridDim.x - 1;
-        __threadfence_system();
+        u64 before;  // the blocks' stores come before the last block's word to the peers
+        asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], 1;" : "=l"(before) : "l"(lane + FINISHED) : "memory");
+        last = before == gridDim.x - 1;
     }
     __syncthreads();
     if (!last) return;
@@ -209,3 +269,20 @@ __device__ __forceinline__ void depart(u64* lane, u64 word, int code, int tokens
         wait_for(lane, mine, word, peer, code, tokens);
     }
 }
+
+// The first of the rows of `rank`, and so the end of those of the one before.
+__device__ __forceinline__ u64 first_row(const u64* lane, int tokens, u64 rank) { return u64(tokens) * rank / lane[SIZE]; }
+
+// The kernels of a file that defines run<operation, weight is float32>. rows: the residual (FUSED), this rank's rows out
+// (REDUCE_SCATTER) or in (ALL_GATHER). pace: nanoseconds that the whole operation must take at least (emulated ranks).
+#define KERNEL(name, threads, ...)                                                       \
+    extern "C" __global__ void __launch_bounds__(threads, 1)                             \
+        name(u64* lane, char* rows, const void* weight, int tokens, float eps, u64 pace) { \
+        run<__VA_ARGS__>(lane, rows, weight, tokens, eps, pace);                         \
+    }
+#define KERNELS(threads)                               \
+    KERNEL(fused, threads, FUSED, false)               \
+    KERNEL(fused_wide, threads, FUSED, true)           \
+    KERNEL(all_reduce, threads, ALL_REDUCE, false)     \
+    KERNEL(reduce_scatter, threads, REDUCE_SCATTER, false) \
+    KERNEL(all_gather, threads, ALL_GATHER, false)
