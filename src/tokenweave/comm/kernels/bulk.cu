@@ -8,8 +8,8 @@
 //
 // A team has WARPS warps that sum and normalise, and one that only starts loads. A stage is one peer's row; the sum over
 // peers grows in registers. Full and empty stages are told by an mbarrier each. Of a row that goes out every warp sends its
-// own part, and waits for no other. In this GPU's own memory it is stored by plain stores: on 8 blocks 4096 tokens of 16 KB
-// between two H200s take 343 us, all by bulk copies 359, all by plain stores 348.
+// own part, and waits for no other. In this GPU's own memory it is stored by plain stores: 4096 tokens of 16 KB between two
+// H200s take 341 us on 8 blocks, all by bulk copies 359.
 
 constexpr int THREADS = WARPS * 32;
 constexpr int TEAM = THREADS + 32;
