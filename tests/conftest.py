@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from forked_ranks import Starter
+from forked_ranks import AS_USERS_DO, Starter
 
 from tokenweave.comm import rank_process
 
@@ -17,7 +17,7 @@ from tokenweave.comm import rank_process
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-AS_USERS_DO, _FORKED = rank_process.start, Starter().start
+_FORKED = Starter().start
 _MARKS = ("started", "gpu", "multigpu", "vllm")
 
 
