@@ -71,7 +71,8 @@ class Symmetric:
 class SymmetricCollective(GpuCollective):
     """See `Collective` and `GpuCollective`. Sums are in rank order, but for multicast, where the switch sums
     in its own and rounds before the residual is added. gather and broadcast leave the lanes' buffers
-    alone; barrier and what brings CPU tensors wait for the stream."""
+    alone, and are not compared between the ranks: those that differ in them get wrong values, or come late. barrier and
+    what brings CPU tensors wait for the stream."""
 
     def __init__(
         self, shape: CollectiveShape, world: World, device: torch.device, memory: PeerMemory, kernels: RowKernels,

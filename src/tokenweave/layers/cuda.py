@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tokenweave.layers.kernels import gpu
+from tokenweave.layers.padding import power_of_two
 
 LARGEST_ROW = 1 << 16  # elements of a row that one program holds in registers
 
@@ -15,7 +16,7 @@ def silu_multiply(wide: torch.Tensor) -> torch.Tensor:
     tokens, columns = wide.shape[0], wide.shape[1] // 2
     gated = wide.new_empty(tokens, columns)
     if gated.numel():
-        block = min(_power_of_two(columns), 1024)
+        block = min(power_of_two(columns), 1024)
         grid = (-(-columns // block) * tokens,)
         gpu.silu_multiply[grid](wide, gated, columns, BLOCK=block, num_warps=max(1, block // 256))
     return gated
@@ -33,7 +34,7 @@ def add_rms_norm(rows: torch.Tensor, residual: torch.Tensor, weight: torch.Tenso
         raise ValueError(
             f"rows, residual and weight do not fit: {[list(t.shape) for t in (rows, residual, weight)]}"
         )  # fmt: skip
-    block = _power_of_two(hidden)
+    block = power_of_two(hidden)
     if block > LARGEST_ROW:
         raise ValueError(f"hidden size must be at most {LARGEST_ROW}, got {hidden}")
     if len(rows):
@@ -47,7 +48,7 @@ def look_up(token_ids: torch.Tensor, table: torch.Tensor, first: int, out: torch
     _check_contiguous(token_ids=token_ids, table=table, out=out)
     hidden = table.shape[1]
     if len(token_ids):
-        block = min(_power_of_two(hidden), 2048)
+        block = min(power_of_two(hidden), 2048)
         gpu.look_up[(-(-hidden // block) * len(token_ids),)](
             token_ids, table, out, first, len(table), hidden, BLOCK=block, num_warps=4
         )
@@ -97,13 +98,9 @@ def rotate_and_cache(
             qkv, positions, pages.slots, cos, sin,
             qkv if norm is None else norm.query, qkv if norm is None else norm.key, 0.0 if norm is None else norm.eps,
             pages.keys, pages.values,
-            QUERY_HEADS=heads, KV_HEADS=kv_heads, HALF=size // 2, HEADS_BLOCK=_power_of_two(heads),
-            KV_BLOCK=_power_of_two(kv_heads), HALF_BLOCK=_power_of_two(size // 2), NORM=norm is not None, num_warps=4,
+            QUERY_HEADS=heads, KV_HEADS=kv_heads, HALF=size // 2, HEADS_BLOCK=power_of_two(heads),
+            KV_BLOCK=power_of_two(kv_heads), HALF_BLOCK=power_of_two(size // 2), NORM=norm is not None, num_warps=4,
         )  # fmt: skip
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def _check_contiguous(**tensors: torch.Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from tokenweave.layers.batch import Batch
 from tokenweave.layers.cuda import HeadNorm, Pages, rotate_and_cache
 from tokenweave.layers.kernels import gpu_attention
+from tokenweave.layers.padding import power_of_two
 from tokenweave.layers.rotary import Rotation
 
 # Shapes: T tokens of the step, Q query heads, K key/value heads, D head_dim.
@@ -72,7 +73,7 @@ def choose_tiles(
     """
     group, page = heads[0] // heads[1], _largest_power(block_size)
     if single:
-        tiles = Tiles(max(_power_of_two(group), 16), min(page, 128))
+        tiles = Tiles(max(power_of_two(group), 16), min(page, 128))
         programs = requests * heads[1]
     else:
         tiles = Tiles(64, min(page, 64), stages=3)
@@ -117,7 +118,7 @@ def attend_pages(
         part_peaks = queries.new_empty(shares, tokens, heads, dtype=torch.float32)
     group = heads // kv_heads
     grid = (tokens * group // tiles.rows + requests, kv_heads, shares)
-    size_block = max(_power_of_two(size), 16)
+    size_block = max(power_of_two(size), 16)
     gpu_attention.attend[grid](
         queries, pages.keys, pages.values, attended, part_sums, part_peaks, pages.query_offsets, pages.context_lengths,
         pages.block_tables, pages.block_tables.stride(0), queries.stride(0), requests, tokens, tiles.share,
@@ -126,7 +127,7 @@ def attend_pages(
         KEYS=tiles.keys, WINDOW=window or 0, SHARED=bool(tiles.share), STAGES=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
     if tiles.share:
-        heads_block = min(_power_of_two(heads), max(4096 // size_block, 1))
+        heads_block = min(power_of_two(heads), max(4096 // size_block, 1))
         gpu_attention.join_attended[(tokens, -(-heads // heads_block))](
             part_sums, part_peaks, attended, positions, tokens, tiles.share,
             HEADS=heads, HEADS_BLOCK=heads_block, SIZE=size, SIZE_BLOCK=size_block, WINDOW=window or 0, num_warps=4,
@@ -137,10 +138,6 @@ def attend_pages(
 @cache
 def _processors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << max(count - 1, 0).bit_length()
 
 
 def _largest_power(count: int) -> int:

@@ -47,9 +47,9 @@ def pad_requests(batch: Batch, *, context_limit: int) -> Batch:
     """
     assert batch.block_tables is not None
     limits, tokens, requests = batch.limits, batch.num_tokens, batch.num_requests
-    context = min(max(_power_of_two(limits.context), LEAST_CONTEXT), context_limit)
+    context = min(max(power_of_two(limits.context), LEAST_CONTEXT), context_limit)
     block_size = 1 if batch.cache is None else batch.cache.block_size
-    rows = tokens if limits.single else min(_power_of_two(requests), max(tokens, 1))
+    rows = tokens if limits.single else min(power_of_two(requests), max(tokens, 1))
     table = torch.zeros(max(rows, requests), -(-context // block_size), dtype=torch.int32)
     kept = min(table.shape[1], batch.block_tables.shape[1])
     table[:requests, :kept] = batch.block_tables[:, :kept]
@@ -72,5 +72,6 @@ def _joined_or_none(tensor: torch.Tensor | None, more: torch.Tensor) -> torch.Te
     return None if tensor is None else _joined(tensor, more)
 
 
-def _power_of_two(count: int) -> int:
+def power_of_two(count: int) -> int:
+    """The least that is not below `count`."""
     return 1 << max(count - 1, 0).bit_length()

@@ -5,7 +5,6 @@ order when buffers lie unluckily: here the order depends on the hidden size alon
 to what the processor has (one AVX-512 register, two of AVX2, four of NEON).
 """
 
-import hashlib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import NativeValue, intrinsic, models, register_model, unbox
 
+from tokenweave.comm.kernels.kept import sources
+
 LANES = 16
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -22,7 +23,7 @@ _STORED = {"float32": _F32, "bfloat16": _I16, "float16": ir.HalfType()}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Numba's cache looks at a kernel's own file only. The digest is part of every kernel's signature, so that an edit to
 # any of these files makes it compile anew.
-_DIGEST = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:16]
+_DIGEST = sources(Path(__file__).parent)[:16]
 
 
 class Elements(types.Type):
