@@ -16,7 +16,11 @@ TINY = ["--device", "cpu", "--tokens", "13", "--vocabulary", "77", "--ranks", "3
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "cross-entropy", *TINY, "--json", str(tmp_path / "figures.json")]) == 0
+    picture = tmp_path / "figures.png"
+    assert (
+        main(["bench", "cross-entropy", *TINY, "--json", str(tmp_path / "figures.json"), "--plot", str(picture)]) == 0
+    )
+    assert picture.read_bytes().startswith(b"\x89PNG")
     rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
     names = [row["forward and backward"] for row in rows]
     assert names == ["ours", "torch, gathered logits", "head and loss, chunks of 5"]

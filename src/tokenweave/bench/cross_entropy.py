@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunks", type=int, nargs="+", default=[1024, 2048, 8192], help="tokens of the head at once")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--repeats", type=int, default=31, help="timed calls of each, at least 31 (default: 31)")
-    parser.add_argument("--json", metavar="FILE", help="write every figure to this file")
+    output.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--repeats must be at least 31, got {args.repeats}")
     if min(args.tokens, args.ranks, args.hidden, *args.chunks) < 1 or args.vocabulary < args.ranks:
         raise ValueError("--tokens, --ranks, --hidden and --chunks must be at least 1, --vocabulary at least --ranks")
+    if args.plot:
+        output.check_plot(args.plot)
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("torch sees no CUDA device; --device cpu measures the CPU path")
     rows = measure(args)
@@ -53,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         output.write_json(args.json, rows, where=where)
+    if args.plot:
+        _plot(args.plot, rows)
     return 0
 
 
@@ -171,3 +175,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tokenweave.bench.cross_entropy", description=__doc__)
     add_arguments(parser)
     sys.exit(run(parser.parse_args()))
+
+
+def _plot(path: str, rows: list[dict[str, Any]]) -> None:
+    fig, axes = output.figure()
+    axes.barh([row["forward and backward"] for row in rows], [row["ms"] for row in rows])
+    axes.invert_yaxis()
+    axes.set(xlabel="ms, forward and backward")
+    fig.savefig(path)

@@ -1,4 +1,4 @@
-"""python -m tokenweave.bench.kernel: the fused kernel alone on one GPU, every peer's memory being this GPU's own.
+"""tokenweave bench kernel: the fused kernel alone on one GPU, every peer's memory being this GPU's own.
 
 For each number of thread blocks: rows of 8 ranks in and out (p2p), and one row in and out for each row of this rank (as
 through a switch that adds and copies). Beside it the time of a copy. Medians of replays of a graph of ten launches.
@@ -7,7 +7,6 @@ through a switch that adds and copies). Beside it the time of a copy. Medians of
 import argparse
 import functools
 import statistics
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not torch.cuda.is_available():
+        raise ValueError("bench kernel needs a GPU that torch can use; there is none")
+    if args.plot:
+        output.check_plot(args.plot)
     if args.tokens < RANKS or args.hidden < 1 or min(args.blocks) < 1:
         raise ValueError(f"--tokens must be at least {RANKS}, --hidden and --blocks at least 1")
     rows = measure(args.tokens, args.hidden, args.blocks)
@@ -34,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
     print(f"{torch.cuda.get_device_name()}, [{args.tokens}, {args.hidden}] bfloat16; medians of {REPLAYS} replays")
     if args.json:
         output.write_json(args.json, rows)
+    if args.plot:
+        _plot(args.plot, rows)
     return 0
 
 
@@ -93,7 +98,11 @@ def _shown(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m tokenweave.bench.kernel", description=__doc__)
-    add_arguments(parser)
-    sys.exit(run(parser.parse_args()))
+def _plot(path: str, rows: list[dict[str, Any]]) -> None:
+    fig, axes = output.figure()
+    for traffic in TRAFFIC:
+        found = [row for row in rows if row["traffic"] == traffic]
+        axes.plot([row["blocks"] for row in found], [row["µs"] for row in found], marker="o", label=traffic)
+    axes.set(xscale="log", yscale="log", xlabel="thread blocks", ylabel="µs")
+    axes.legend()
+    fig.savefig(path)

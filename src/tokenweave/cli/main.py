@@ -22,6 +22,7 @@ COMMANDS = {
     "bench network": ("tokenweave.bench.network", "prefill over a slow link between two network namespaces"),
     "bench step": ("tokenweave.bench.step", "one step, modes taking turns: the ratio of each pair and its bound"),
     "bench layer": ("tokenweave.bench.layer", "a layer of a large model on one GPU that stands in for one rank"),
+    "bench kernel": ("tokenweave.bench.kernel", "the fused kernel alone on one GPU, beside a copy"),
     "bench load": ("tokenweave.bench.load", "reading a checkpoint into the ranks, beside reading as many bytes"),
     "bench cross-entropy": ("tokenweave.bench.cross_entropy", "one rank's cross entropy and head, beside torch's"),
     "bench latency": ("tokenweave.bench.latency", "decode and prefill, beside transformers"),
