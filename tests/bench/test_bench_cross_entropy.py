@@ -21,7 +21,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         main(["bench", "cross-entropy", *TINY, "--json", str(tmp_path / "figures.json"), "--plot", str(picture)]) == 0
     )
     assert picture.read_bytes().startswith(b"\x89PNG")
-    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    rows = json.loads(figures.read_text())["rows"]
     names = [row["forward and backward"] for row in rows]
     assert names == ["ours", "torch, gathered logits", "head and loss, chunks of 5"]
     assert all(row["ms"] > 0 and row["peak MiB"] is None for row in rows)
