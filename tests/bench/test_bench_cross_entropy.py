@@ -16,10 +16,8 @@ TINY = ["--device", "cpu", "--tokens", "13", "--vocabulary", "77", "--ranks", "3
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "figures.png"
-    assert (
-        main(["bench", "cross-entropy", *TINY, "--json", str(tmp_path / "figures.json"), "--plot", str(picture)]) == 0
-    )
+    picture, figures = tmp_path / "figures.png", tmp_path / "figures.json"
+    assert main(["bench", "cross-entropy", *TINY, "--json", str(figures), "--plot", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     rows = json.loads(figures.read_text())["rows"]
     names = [row["forward and backward"] for row in rows]
