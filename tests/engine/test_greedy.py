@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tokenweave.engine.events import NO_TOKEN
 from tokenweave.engine.greedy import BLOCK, choose, largest, pack
 
 
@@ -31,5 +32,16 @@ def test_negative_and_infinite_logits_and_no_rows() -> None:
     logits = torch.full((2, 700), -torch.inf)
     logits[1, 650] = -1e30
     assert largest(logits)[1].tolist() == [0, 650]
-    assert choose(torch.cat((pack(logits[:, :300], 0), pack(logits[:, 300:], 300)), 1)).tolist() == [0, 650]
+    assert choose(torch.cat((pack(logits[:, :300], 0), pack(logits[:, 300:], 300)), 1)).tolist() == [NO_TOKEN, 650]
     assert choose(pack(torch.zeros(0, 700), 0)).tolist() == []
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("column", [0, 299, 300, 576, 699])
+def test_of_a_row_that_is_not_finite_none_is_best(bad: float, dtype: torch.dtype, column: int) -> None:
+    logits = torch.randn(3, 700, generator=torch.Generator().manual_seed(1)).to(dtype)
+    expected = logits.argmax(-1).tolist()
+    logits[1, column] = bad
+    found = choose(torch.cat((pack(logits[:, :300], 0), pack(logits[:, 300:], 300)), 1)).tolist()
+    assert found == [expected[0], NO_TOKEN, expected[2]]

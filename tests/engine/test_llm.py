@@ -122,6 +122,22 @@ def test_a_stop_string_where_the_engine_is_steps_ahead(llm: LLM, monkeypatch: py
     assert ended.finish_reason == "stop" and whole.token_ids == answer_alone([1, 2], 30)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_fail_their_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """With one line to who asked; others go on, and so does the engine."""
+
+    def broken(context: list[int]) -> np.ndarray:
+        return next_logits(context) * (np.nan if context[:2] == [7, 8] and len(context) > 3 else 1)
+
+    monkeypatch.setattr("engine.fakes.next_logits", broken)
+    with pytest.raises(RuntimeError, match="the logits after 4 tokens are not finite"):
+        llm.generate([7, 8], SamplingParams(max_tokens=9, temperature=temperature, logprobs=1))
+    assert llm.generate([1, 2], greedy(5))[0].token_ids == answer_alone([1, 2], 5)
+    wait_until_idle(llm)
+
+
 def test_a_stop_string_ends_the_work(llm: LLM) -> None:
     runner = llm.ranks.core.runner  # type: ignore[attr-defined]
     run = runner.run

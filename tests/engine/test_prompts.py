@@ -50,3 +50,11 @@ def test_refused(prompt: Any, message: str) -> None:
 
 def test_as_long_as_the_context() -> None:
     assert token_ids("abcdefghi", Letters(), vocab_size=26, context=9) == list(range(9))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [{"prompt": "ab"}, b"ab", None, 5])
+def test_neither_text_nor_ids(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="prompts must be text"):
+        as_list(wrong)
+    with pytest.raises(ValueError, match="a prompt must be text or a list"):
+        token_ids(wrong, Letters(), vocab_size=26, context=9)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tokenweave.engine import draw, sampler
+from tokenweave.engine.events import NO_TOKEN
 from tokenweave.engine.params import SamplingParams
 from tokenweave.engine.sampler import Sampler
 
@@ -126,3 +127,19 @@ def test_logprobs_are_of_the_models_own_distribution(count: int) -> None:
         assert set(report) == {chosen, *best}
         assert next(iter(report)) == chosen
         np.testing.assert_allclose([report[t] for t in report], expected[list(report)], atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_a_row_that_is_not_finite_gets_no_token(bad: float, temperature: float, top_k: int) -> None:
+    """And no log-probabilities; its neighbours get what they would get."""
+    logits = torch.randn(3, 400, generator=torch.Generator().manual_seed(1))
+    made, slots = Sampler(3), np.arange(3)
+    for slot in range(3):
+        made.assign(slot, SamplingParams(temperature=temperature, top_k=top_k, logprobs=2), seed=slot)
+    expected = made.sample(logits, slots, np.zeros(3, dtype=np.int64))
+    logits[1, 399] = bad
+    found = made.sample(logits, slots, np.zeros(3, dtype=np.int64))
+    assert found.token_ids.tolist() == [expected.token_ids[0], NO_TOKEN, expected.token_ids[2]]
+    assert found.logprobs == {row: expected.logprobs[row] for row in (0, 2)}

@@ -93,6 +93,11 @@ def test_encode_and_decode(bos: bool, tmp_path: Path) -> None:
     assert ours.decode([]) == ""
 
 
+def test_text_that_is_not_unicode(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not valid Unicode"):
+        Tokenizer(written(tmp_path, byte_level(False))).encode("caf\udce9")
+
+
 def test_ids_of_the_model(tmp_path: Path) -> None:
     path = written(tmp_path, None)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 2]}))

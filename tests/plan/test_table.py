@@ -11,7 +11,7 @@ from tokenweave.plan.curves import Curve
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.simulate import simulate
 from tokenweave.plan.step import StepPlan
-from tokenweave.plan.table import Check, TunedTable, TuneKey, cache_directory, find, model_dimensions
+from tokenweave.plan.table import Check, TunedTable, TuneKey, cache_directory, check_writable, find, model_dimensions
 
 KEY = TuneKey(
     device="NVIDIA H200", processors=132, threads=0, hosts=1, model=model_dimensions(LLAMA_70B), tensor_parallel_size=8,
@@ -132,3 +132,11 @@ def test_the_cache_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_directory() == tmp_path / ".cache" / "tokenweave" / "plans"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_measuring(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written"):
+        check_writable(tmp_path / "file" / "plans")
+    check_writable(tmp_path / "new" / "plans")
+    assert os.listdir(tmp_path / "new" / "plans") == []

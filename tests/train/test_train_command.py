@@ -151,3 +151,12 @@ def test_bad_input(
     assert main(["train", *arguments]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("tokenweave: error:") and says in said
+
+
+def test_a_refused_run_leaves_its_place_free(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (files / "short.txt").write_text("too short")
+    refused = words(files, "refused")
+    refused[1] = str(files / "short.txt")
+    assert main(refused) == 2 and "tokens" in capsys.readouterr().err
+    assert main(words(files, "refused")) == 0
+    assert curve(files, "refused") == curve(files, "whole")

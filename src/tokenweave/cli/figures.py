@@ -30,5 +30,6 @@ class StreamFigures:
         rate = (
             f"{(tokens - 1) / (self.last - self.first):.1f} tokens/s" if tokens > 1 and self.last > self.first else ""
         )
-        parts = [f"{tokens} tokens", f"first after {1000 * (self.first - self.began):.0f} ms", rate, where]
+        cut = " (cut at the limit)" if completion and completion.finish_reason == "length" else ""
+        parts = [f"{tokens} tokens{cut}", f"first after {1000 * (self.first - self.began):.0f} ms", rate, where]
         return f"[{' · '.join(part for part in parts if part)}]"

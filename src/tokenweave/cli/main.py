@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does). A module is imported only when
 # its command is chosen: torch alone costs a second.
@@ -31,6 +32,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command: 0 on success, 2 on wrong usage or unusable input, 1 on a failure while running."""
+    _open_standard_streams()
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -38,6 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter complains when it flushes at its end
         return 1
+
+
+def _open_standard_streams() -> None:
+    """Those that the shell has closed (`<&-`) go nowhere: what is opened later must not take their places."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
 
 
 def _run(words: list[str]) -> int:
@@ -66,11 +78,19 @@ def _fail(error: Exception, code: int) -> int:
 
 
 def _usage(words: Sequence[str]) -> int:
-    asked = bool(words) and words[0] in ("-h", "--help")
-    lines = ["usage: tokenweave COMMAND [options]", "", "commands (each takes --help):"]
-    lines += [f"  {name:<21}{about}" for name, (_, about) in COMMANDS.items()]
+    if words == ["--version"]:
+        print(f"tokenweave {version('tokenweave')}")
+        return 0
+    group = "bench" if words[:1] == ["bench"] else ""
+    asked = bool(words) and words[-1] in ("-h", "--help", "bench")
     if words and not asked:
-        lines = [f"tokenweave: error: no command {' '.join(words[:2])!r}; there are: {', '.join(COMMANDS)}"]
+        print(
+            f"tokenweave: error: no command {' '.join(words[:2])!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr
+        )
+        return 2
+    lines = [f"usage: tokenweave {' '.join(filter(None, (group, 'COMMAND')))} [options]", ""]
+    lines += ["commands (each takes --help):"]
+    lines += [f"  {name:<22}{about}" for name, (_, about) in COMMANDS.items() if name.startswith(group)]
     print("\n".join(lines), file=sys.stdout if asked else sys.stderr)
     return 0 if asked else 2
 

@@ -33,7 +33,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "--model",
         help="a Hugging Face directory, a .gguf file or a hub id; default: the demo model (SmolLM2-135M-Instruct)",
     )
-    parser.add_argument("--tp", type=int, default=EngineConfig.tensor_parallel_size, help="tensor parallel size: ranks")
+    parser.add_argument(
+        "--tp", type=int, default=EngineConfig.tensor_parallel_size, help="tensor parallel size: ranks (default: 1)"
+    )
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +72,7 @@ def _add(parser: argparse.ArgumentParser, options: dict[str, dict[str, Any]], de
         default = getattr(defaults, _field(flag))
         if settings.get("action") == "append":
             default = list(default) or None
-        shown = "" if default in (None, False) else f" (default: {default})"
+        shown = "" if default is None or default is False else f" (default: {default})"
         parser.add_argument(flag, default=default, **settings | {"help": settings["help"] + shown})
 
 

@@ -63,7 +63,8 @@ def _shares(steps: Sequence[Sequence[RecordedStep]], fused: Sequence[RecordedSte
     share = sum(f.hidden for f in own) / sum(f.communication for f in own)
     saved = sum(f.seconds - f_woven.step for f, f_woven in zip(fused, own, strict=True))
     saved /= sum(step.total("communication") for step in fused)
-    return [f"weave hides {share:.1%} of its communication; it saves {saved:.1%} of that of fused"]
+    told = f"saves {saved:.1%} of" if saved >= 0 else f"takes longer by {-saved:.1%} of"
+    return [f"weave hides {share:.1%} of its communication; it {told} that of fused"]
 
 
 def write_chrome(path: str, steps: Sequence[Sequence[RecordedStep]]) -> None:

@@ -15,7 +15,19 @@ from tokenweave.plan.training import TrainingPlan, plan_training
 from tokenweave.train import prepare
 from tokenweave.train.config import DTYPES, TrainingConfig, head_chunk
 from tokenweave.train.plot import check, draw
-from tokenweave.train.run import MODEL, SETTINGS, TOKENS, Finished, LossFile, Progress, Run, agree, carry_out
+from tokenweave.train.run import (
+    CHECKPOINTS,
+    MODEL,
+    SETTINGS,
+    TOKENS,
+    Finished,
+    LossFile,
+    Progress,
+    Run,
+    agree,
+    carry_out,
+    latest,
+)
 
 _TRAINING: dict[str, dict[str, Any]] = {
     "--steps": dict(type=int, help="of the optimizer"),
@@ -99,8 +111,10 @@ def _prepare(this: Run, config: TrainingConfig, args: argparse.Namespace) -> Non
     this.out.mkdir(parents=True, exist_ok=True)
     texts, digest = prepare.read_texts(args.text)
     if (this.out / SETTINGS).is_file():
-        agree(this, config, digest)
-        return
+        if latest(this.out / CHECKPOINTS) is not None:
+            agree(this, config, digest)
+            return
+        (this.out / SETTINGS).unlink()  # refused, or ended before there was anything to go on with
     if this.model is None:
         prepare.prepare_new(this.out, args.new, texts, config.dtype)
     else:

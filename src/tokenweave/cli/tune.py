@@ -17,7 +17,7 @@ from tokenweave.plan.choose import HIDES_NOTHING
 from tokenweave.plan.gpu_tuning import GpuTuner
 from tokenweave.plan.shape import StepShape
 from tokenweave.plan.simulate import simulate
-from tokenweave.plan.table import TunedTable, cache_directory
+from tokenweave.plan.table import TunedTable, cache_directory, check_writable
 from tokenweave.plan.tuning import Regret, Tuner
 
 TOKENS = "1,16,128,512,2048"
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if args.emulate_tp:
         model, config = emulated.emulated_config(args)
     with TrialRanks(model, config, max_tokens=max(sizes)) as ranks:
+        check_writable(cache_directory())
         table, tuner = _tuned(ranks, sizes)
         path = table.save(cache_directory())
         took = time.perf_counter() - began

@@ -1,6 +1,7 @@
 """The two system calls that some builds of Python leave out of `os` (those made against old headers)."""
 
 import ctypes
+import fcntl
 import os
 
 _PIDFD_OPEN = 434  # the same number on every architecture
@@ -15,6 +16,9 @@ def memfd(name: str, size: int) -> int:
         fd = os.memfd_create(name)
     else:
         fd = _checked(_libc.memfd_create(name.encode(), 1))  # MFD_CLOEXEC
+    if fd <= 2:  # a standard stream is closed here, and would be put over it in the processes it is handed to
+        low, fd = fd, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+        os.close(low)
     os.ftruncate(fd, size)
     return fd
 

@@ -64,6 +64,8 @@ class ModelConfig:
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.rms_norm_eps < 1:
+            raise ValueError(f"rms_norm_eps must be in [0, 1), got {self.rms_norm_eps}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "

@@ -1,6 +1,7 @@
 """Rotary position embedding of a model: which kind, and its numbers."""
 
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +28,9 @@ class RopeConfig:
     def __post_init__(self) -> None:
         if self.kind not in self.KINDS:
             raise ValueError(f"rope type {self.kind!r} is not supported; supported: {', '.join(self.KINDS)}")
-        if self.theta <= 0 or self.factor <= 0 or self.attention_factor <= 0:
+        if not all(0 < value < inf for value in (self.theta, self.factor, self.attention_factor)):
             raise ValueError(
-                "rope theta, factor and attention_factor must be positive, got "
+                "rope theta, factor and attention_factor must be positive and finite, got "
                 f"{self.theta}, {self.factor} and {self.attention_factor}"
             )
         if self.kind in ("dynamic", "llama3", "yarn") and self.original_max_position_embeddings < 1:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from tokenweave.engine.client import Arrival
-from tokenweave.engine.events import REASONS
+from tokenweave.engine.events import NO_TOKEN, REASONS
 from tokenweave.engine.params import SamplingParams
 from tokenweave.engine.text import AnswerText
 from tokenweave.engine.tokenizer import Tokenizer
@@ -65,9 +65,14 @@ class Answer:
             self._text = AnswerText(self.tokenizer.stream(), self.params.stop)
 
     def take(self, arrival: Arrival, entry: int) -> str:
-        """One more token; the text that is certain with it."""
+        """One more token; the text that is certain with it. Raises RuntimeError if there is none to be had."""
         events = arrival.events
         token = events.token_ids[entry]
+        if token == NO_TOKEN:
+            raise RuntimeError(
+                f"the logits after {len(self.prompt_token_ids) + len(self.token_ids)} tokens are not finite: weights "
+                "that are NaN or infinite, or activations too large for the dtype"
+            )
         self.token_ids.append(token)
         self._times.append(arrival.time - self.began)
         if self.params.logprobs is not None:

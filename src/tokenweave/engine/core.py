@@ -7,14 +7,14 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from tokenweave.engine.events import REASONS, StepEvents
+from tokenweave.engine.events import NO_TOKEN, REASONS, StepEvents
 from tokenweave.engine.request import Request
 from tokenweave.engine.sampler import Sampler
 from tokenweave.engine.scheduler import PlanStep, Scheduled, Scheduler
 from tokenweave.engine.stats import StepStats
 from tokenweave.engine.step import Step
 
-_STOP, _LENGTH = REASONS.index("stop"), REASONS.index("length")
+_STOP, _LENGTH, _NOT_FINITE = (REASONS.index(reason) for reason in ("stop", "length", "not finite"))
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class EngineCore:
             for row, slot in enumerate(chosen.tolist()):
                 if token_ids[row] in self._stop_ids.get(slot, ()):
                     reasons[row] = _STOP
+        reasons[token_ids == NO_TOKEN] = _NOT_FINITE
         idents = slots.ident[chosen].tolist()
         for row in np.flatnonzero(reasons).tolist():
             self.scheduler.finish(int(chosen[row]))

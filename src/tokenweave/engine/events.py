@@ -6,7 +6,8 @@ import numpy as np
 
 from tokenweave.engine.stats import StepStats
 
-REASONS = (None, "stop", "length")  # finish reasons, by code
+REASONS = (None, "stop", "length", "not finite")  # finish reasons, by code
+NO_TOKEN = -1  # in place of a token's id where logits are NaN or infinite, which ends the request as "not finite"
 
 
 @dataclass(frozen=True)

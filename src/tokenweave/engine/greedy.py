@@ -2,6 +2,8 @@
 
 import torch
 
+from tokenweave.engine.events import NO_TOKEN
+
 BLOCK = 256  # columns; any of 64 to 1024 is about as fast
 
 
@@ -21,7 +23,7 @@ def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     columns = blocks[torch.arange(len(logits), device=logits.device), block].argmax(-1) + block * BLOCK
     if main < width:
         rest_values, rest_columns = logits[:, main:].max(-1)
-        later = rest_values > values
+        later = (rest_values > values) | rest_values.isnan()
         values = torch.where(later, rest_values, values)
         columns = torch.where(later, rest_columns + main, columns)
     return values, columns
@@ -34,7 +36,8 @@ def pack(logits: torch.Tensor, first: int) -> torch.Tensor:
 
 
 def choose(packed: torch.Tensor) -> torch.Tensor:
-    """int32 [S]: the token ids of the best of all ranks. packed: the ranks' side by side, [S, 2 * ranks]."""
+    """int32 [S]: the token ids of the best of all ranks, NO_TOKEN where that is not finite. packed: the ranks' side by
+    side, [S, 2 * ranks]."""
     ranks = packed.unflatten(1, (-1, 2))
-    best = ranks[:, :, 0].contiguous().view(torch.float32).argmax(-1, keepdim=True)
-    return ranks[:, :, 1].gather(1, best).squeeze(1)
+    values, best = ranks[:, :, 0].contiguous().view(torch.float32).max(-1, keepdim=True)
+    return torch.where(values.isfinite(), ranks[:, :, 1].gather(1, best), NO_TOKEN).squeeze(1)

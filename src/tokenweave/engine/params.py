@@ -12,8 +12,8 @@ class SamplingParams:
 
     max_tokens: at most this many new tokens; 0 asks for none. temperature: 0 takes the most likely token.
     top_p: in (0, 1], the smallest set of most likely tokens whose probability reaches it. top_k: the k most likely
-    tokens; 0 or -1 leaves it off. seed: the same seed and prompt give the same tokens, whatever else runs; None draws
-    one.
+    tokens; 0 or -1 leaves it off. seed: of the random numbers, which depend on it and a token's place alone, so the
+    same seed and prompt give the same tokens whatever else runs, but for rounding (see README); None draws one.
     stop: strings that end the answer and are not part of its text. stop_token_ids: ids that end it.
     ignore_eos: go on past the model's own end-of-text tokens.
     logprobs: how many of the most likely tokens to report at each place, next to the chosen one; None for nothing.
@@ -35,7 +35,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for name in ("max_tokens", "top_k", "seed", "logprobs"):
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name in ("max_tokens", "top_k"):
                 object.__setattr__(self, name, _integer(name, value))
         if self.max_tokens < 0:
             raise ValueError(f"max_tokens must not be negative, got {self.max_tokens}")

@@ -1,7 +1,7 @@
 """What callers may give as prompts and parameters, brought into one form and checked before anything is queued."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenweave.engine.params import SamplingParams
@@ -11,9 +11,11 @@ Prompt = str | Sequence[int]
 
 
 def as_list(prompts: Any) -> list[Prompt]:
-    """One prompt, as text or token ids, or several."""
+    """One prompt, as text or token ids, or several. Raises ValueError for what is neither."""
     if isinstance(prompts, str):
         return [prompts]
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts must be text, a list of token ids, or a list of these, got {prompts!r}")
     items = list(prompts)
     return [items] if items and _is_number(items[0]) else items
 
@@ -35,6 +37,8 @@ def token_ids(prompt: Prompt, tokenizer: Tokenizer, *, vocab_size: int, context:
         ids = tokenizer.encode(prompt)
     else:
         try:
+            if isinstance(prompt, (bytes, Mapping)):
+                raise TypeError
             ids = [operator.index(token) for token in prompt]
         except TypeError:
             raise ValueError(f"a prompt must be text or a list of token ids, got {prompt!r}") from None

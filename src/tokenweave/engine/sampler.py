@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from tokenweave.engine.draw import NUMBERS, draw
+from tokenweave.engine.events import NO_TOKEN
 from tokenweave.engine.greedy import largest
 from tokenweave.engine.params import SamplingParams
 
@@ -48,17 +49,21 @@ class Sampler:
         return not (self._temperature[slots] > 0).any() and not (self._logprobs[slots] >= 0).any()
 
     def sample(self, logits: torch.Tensor, slots: np.ndarray, indexes: np.ndarray) -> Sampled:
-        """One token for each row. logits: [S, V]. slots: [S], whose row it is. indexes: [S], which of its tokens."""
+        """One token for each row, NO_TOKEN where its largest logit is not finite.
+
+        logits: [S, V]. slots: [S], whose row it is. indexes: [S], which of its tokens."""
         random = np.flatnonzero(self._temperature[slots] > 0)
         if len(random) == len(slots):
             token_ids = np.empty(len(slots), dtype=np.int32)
         else:
-            token_ids = largest(logits)[1].numpy(force=True).astype(np.int32)
+            values, columns = largest(logits)
+            token_ids = torch.where(values.isfinite(), columns, NO_TOKEN).numpy(force=True).astype(np.int32)
         for start in range(0, len(random), ROWS):
             rows = random[start : start + ROWS]
             chosen = logits[torch.from_numpy(rows).to(logits.device)].float()
             uniform = _uniform(self._seed[slots[rows]], indexes[rows])
-            token_ids[rows] = self._draw(chosen, slots[rows], uniform).numpy(force=True)
+            drawn = self._draw(chosen, slots[rows], uniform)
+            token_ids[rows] = torch.where(chosen.amax(-1).isfinite(), drawn, NO_TOKEN).numpy(force=True)
         return Sampled(token_ids, self._report(logits, slots, token_ids))
 
     def _draw(self, logits: torch.Tensor, slots: np.ndarray, uniform: np.ndarray) -> torch.Tensor:
@@ -73,7 +78,7 @@ class Sampler:
     def _report(self, logits: torch.Tensor, slots: np.ndarray, token_ids: np.ndarray) -> dict[int, dict[int, float]]:
         """Log-probabilities under the model's own distribution: before temperature, top-k and top-p, as in vLLM."""
         report = {}
-        for row in np.flatnonzero(self._logprobs[slots] >= 0).tolist():
+        for row in np.flatnonzero((self._logprobs[slots] >= 0) & (token_ids != NO_TOKEN)).tolist():
             logprobs = logits[row].float().log_softmax(-1)
             chosen = int(token_ids[row])
             values, ids = logprobs.topk(min(int(self._logprobs[slots[row]]), logits.shape[1]))

@@ -59,7 +59,10 @@ class Tokenizer:
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`; with add_special also those that the tokenizer puts around a text, e.g. its first."""
-        return self._backend.encode(text, add_special_tokens=add_special).ids
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special).ids
+        except TypeError:  # half of a surrogate pair, which is what Python makes of bytes that are not UTF-8
+            raise ValueError("the text is not valid Unicode; is it UTF-8?") from None
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of `ids`, by default without special tokens."""
@@ -90,6 +93,8 @@ class Tokenizer:
 
     def chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of the rendered conversation. The template writes the special tokens, so none are added."""
+        if not messages:
+            raise ValueError("there are no messages")
         return self.encode(self.render(messages, add_generation_prompt), add_special=False)
 
     @cached_property

@@ -168,6 +168,19 @@ class TunedTable:
             raise ValueError(f"not a tuned table: {type(error).__name__}: {error}") from None
 
 
+def check_writable(directory: Path) -> None:
+    """Raise ValueError if no table can be kept there: before measuring, not after it."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"tuned tables are kept in {directory}, which cannot be written ({error.strerror}); "
+            "set XDG_CACHE_HOME to another place"
+        ) from None
+
+
 def cache_directory() -> Path:
     """Where tuned tables live: the user's cache."""
     return cache_root() / "plans"
