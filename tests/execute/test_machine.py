@@ -37,7 +37,9 @@ def test_key(collective: str, size: int, max_tokens: int) -> None:
     keys = [key for key, _, _ in found]
     for key in keys:
         assert (key.tensor_parallel_size, key.collective, key.dtype, key.threads) == (size, collective, "float32", 1)
-        assert key.hosts == 1 and key.processors >= 1 and key.model[:7] == (3, HIDDEN, 70, 6, 3, 4, 97)
+        assert (
+            key.hosts == 1 and key.processors >= 1 and key.model == (3, HIDDEN, 70, 6, 3, 4, 97, True, False, *(0,) * 6)
+        )
         assert TuneKey(**json.loads(json.dumps(asdict(key))) | {"model": key.model}) == key
         if size == 1:
             assert (key.link_latency, key.link_bandwidth) == (0.0, 0.0) and key.mismatch(key) is None

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_gpus(args: argparse.Namespace) -> bool:
-    return bool(args.emulate_tp) or (args.collective in ("auto", "symmetric") and gpu_count() > 0)
+    return bool(args.emulate_tp) or (args.collective in ("auto", "symmetric") and gpu_count() >= args.tp)
 
 
 def _tuned(ranks: TrialRanks, sizes: tuple[int, ...]) -> tuple[TunedTable, Tuner]:

@@ -31,8 +31,7 @@ class MeasuredMemory:
 
 
 class MemoryMeter:
-    """Made before the model. On the CPU the peak is of resident memory, without pages of files (of the text, which the
-    system drops at need); on CUDA of torch's allocator."""
+    """Made before the model. On the CPU the peak is of resident memory, on CUDA of torch's allocator."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -41,7 +40,7 @@ class MemoryMeter:
             self._before = torch.cuda.memory_allocated(device)
         else:
             _CLEAR.write_text("5")  # from now on VmHWM is the peak of what follows
-            self._before, self._file = _resident("VmRSS"), _resident("RssFile")
+            self._before = _resident("VmRSS")
 
     def measure(self, trainer: Trainer) -> MeasuredMemory:
         weights = [parameter.data for parameter in trainer.optimizer.parameters]
@@ -60,7 +59,7 @@ class MemoryMeter:
     def _peak(self) -> int:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return _resident("VmHWM") - max(0, _resident("RssFile") - self._file)
+        return _resident("VmHWM")
 
 
 def return_freed_memory() -> None:
