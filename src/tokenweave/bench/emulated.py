@@ -1,4 +1,5 @@
-"""One GPU that stands in for one rank of several, as options of an engine."""
+"""Models by their dimensions alone as options of an engine: on ranks of their own, or on one GPU that stands in for one
+rank of several."""
 
 import argparse
 from pathlib import Path
@@ -7,8 +8,11 @@ from typing import Any
 from tokenweave.bench.dimensions import DIMENSIONS, model_directory
 from tokenweave.bench.emulation import published_emulation
 from tokenweave.comm.emulated import TRAFFIC
-from tokenweave.engine.config import EngineConfig
 
+MODEL_HELP = (
+    f"directory, .gguf file or hub id; default: the demo model. {', '.join(DIMENSIONS)}: random weights of its "
+    "dimensions, on GPUs"
+)
 MODEL_LENGTH = 8192  # of a request, beside which there is room for many
 CACHE = 12 << 30  # bytes of keys and values: 300 000 tokens of Llama-70B at tp 8
 
@@ -16,7 +20,7 @@ CACHE = 12 << 30  # bytes of keys and values: 300 000 tokens of Llama-70B at tp 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--emulate-tp", type=int,
-        help=f"one GPU as one rank of so many (8), on random weights; the model is one of {', '.join(DIMENSIONS)}",
+        help="one GPU as one rank of so many (8), on random weights; the model is one of those named",
     )  # fmt: skip
     parser.add_argument("--traffic", choices=TRAFFIC, default="multicast", help="of --emulate-tp (default: multicast)")
 
@@ -34,14 +38,23 @@ def emulated_rank(args: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
     )  # fmt: skip
 
 
+def chosen_model(args: argparse.Namespace) -> tuple[str | Path | None, dict[str, Any]]:
+    """The model of args, and what an engine has to be told of it: of the name of DIMENSIONS, random weights."""
+    if args.emulate_tp:
+        return emulated_rank(args)
+    if args.model in DIMENSIONS:
+        return model_directory(args.model), dict(device="cuda", dtype="bfloat16", weights="random")
+    return args.model, {}
+
+
+def beside_others(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of chosen_model for one of several engines of random weights that live on the same GPUs at once."""
+    return options | dict(max_model_len=MODEL_LENGTH, kv_cache_memory=CACHE) if options else options
+
+
 def label(args: argparse.Namespace) -> str:
     """What stands below every figure of such a rank."""
     return (
         f"emulated: one GPU as rank 0 of {args.emulate_tp}, random weights, {args.traffic} traffic, communication held "
         "back to published times"
     )
-
-
-def emulated_config(args: argparse.Namespace, **more: Any) -> tuple[Path, EngineConfig]:
-    directory, options = emulated_rank(args)
-    return directory, EngineConfig(**options | more)

@@ -39,7 +39,7 @@ class Competitor:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="directory, .gguf file or hub id; default: the demo model")
+    parser.add_argument("model", nargs="?", help=emulated.MODEL_HELP)
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2], help="tensor parallel sizes (default: 1 2)")
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="(default: float32 bfloat16)")
     parser.add_argument("--mode", nargs="+", default=["auto"], help="modes, side by side (default: auto)")
@@ -76,11 +76,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _competitors(args: argparse.Namespace, dtype: str, stack: ExitStack) -> list[Competitor]:
     cores = len(os.sched_getaffinity(0))
+    model, model_options = emulated.chosen_model(args)
     competitors = []
     for size in args.tp:
         for mode in args.mode:
-            llm = stack.enter_context(LLM(args.model, tensor_parallel_size=size, dtype=dtype, mode=mode,
-                                          threads=1, enable_prefix_caching=False))  # fmt: skip
+            options = dict(dtype=dtype) | emulated.beside_others(model_options)
+            llm = stack.enter_context(
+                LLM(model, tensor_parallel_size=size, mode=mode, threads=1, enable_prefix_caching=False, **options)
+            )
             name = f"tp {size}" + (f" {mode}" if len(args.mode) > 1 else "")
             competitors.append(Competitor(name, dtype, _tokenweave(llm)))
     if args.transformers:

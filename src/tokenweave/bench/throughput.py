@@ -34,7 +34,7 @@ class Run:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="directory, .gguf file or hub id; default: the demo model")
+    parser.add_argument("model", nargs="?", help=emulated.MODEL_HELP)
     parser.add_argument("--tp", type=int, default=2, help="tensor parallel size (default: 2)")
     parser.add_argument("--dtype", default="auto", help="(default: the checkpoint's)")
     parser.add_argument(
@@ -97,10 +97,9 @@ def workload(name: str, requests: int, seed: int) -> list[tuple[int, int]]:
 
 def _open(args: argparse.Namespace, mode: str) -> LLM:
     options = dict(mode=mode, max_tokens_per_step=args.chunk, enable_prefix_caching=False)
-    if args.emulate_tp:
-        directory, rank = emulated.emulated_rank(args)
-        return LLM(directory, **rank, **options, max_model_len=emulated.MODEL_LENGTH, kv_cache_memory=emulated.CACHE)
-    return LLM(args.model, tensor_parallel_size=args.tp, dtype=args.dtype, **options)
+    model, model_options = emulated.chosen_model(args)
+    engine = dict(tensor_parallel_size=args.tp, dtype=args.dtype) | emulated.beside_others(model_options)
+    return LLM(model, **engine, **options)
 
 
 def _measure(
@@ -114,7 +113,7 @@ def _measure(
     for run in runs:
         run.seconds, run.completions = [], []
         # warms up; on a GPU steps of every size are captured in a whole round
-        some = slice(None) if args.emulate_tp else slice(1)
+        some = slice(None) if run.llm.config.device == "cuda" else slice(1)
         run.llm.generate(prompts[some], params[some], progress=False)
     for _ in range(args.rounds):
         for run in runs:

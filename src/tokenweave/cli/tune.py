@@ -8,6 +8,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tokenweave.bench import emulated, output
+from tokenweave.bench.dimensions import DIMENSIONS
 from tokenweave.cli import options
 from tokenweave.engine.config import COLLECTIVES, DTYPES, EngineConfig
 from tokenweave.engine.device import gpu_count
@@ -27,7 +28,7 @@ MOST_UNREST = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", help="directory, .gguf file or hub id; default: the demo model")
+    parser.add_argument("model", nargs="?", help=emulated.MODEL_HELP)
     parser.add_argument("--tp", type=int, default=2, help="tensor parallel size: ranks (default: 2)")
     parser.add_argument(
         "--tokens", help=f"tokens of the steps, with commas (default: {TOKENS}; on GPUs {GPU_TOKENS})"
@@ -44,11 +45,10 @@ def run(args: argparse.Namespace) -> int:
     sizes = options.numbers("--tokens", args.tokens or (GPU_TOKENS if _on_gpus(args) else TOKENS))
     if min(sizes) < 1:
         raise ValueError(f"--tokens takes numbers of at least 1, got {args.tokens}")
-    model, config = args.model, EngineConfig(
-        tensor_parallel_size=args.tp, dtype=args.dtype, collective=args.collective
+    model, chosen = emulated.chosen_model(args)
+    config = EngineConfig(
+        **dict(tensor_parallel_size=args.tp, dtype=args.dtype, collective=args.collective) | chosen
     )  # fmt: skip
-    if args.emulate_tp:
-        model, config = emulated.emulated_config(args)
     with TrialRanks(model, config, max_tokens=max(sizes)) as ranks:
         check_writable(cache_directory())
         table, tuner = _tuned(ranks, sizes)
@@ -67,7 +67,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_gpus(args: argparse.Namespace) -> bool:
-    return bool(args.emulate_tp) or (args.collective in ("auto", "symmetric") and gpu_count() >= args.tp)
+    return (
+        bool(args.emulate_tp)
+        or args.model in DIMENSIONS
+        or (args.collective in ("auto", "symmetric") and gpu_count() >= args.tp)
+    )
 
 
 def _tuned(ranks: TrialRanks, sizes: tuple[int, ...]) -> tuple[TunedTable, Tuner]:
