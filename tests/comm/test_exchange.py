@@ -15,7 +15,7 @@ def combine(operation, partials, target, rows, weight=None, eps=1e-5) -> None:
     """The kernel as rank 0 of a group of one, whose partials have come from as many ranks as there are."""
     hidden, dtype = target.shape[1], target.dtype
     words = np.zeros(LANE_WORDS, dtype=np.int64)
-    words[LaneWord.SIZE], words[LaneWord.TARGET_COUNT] = len(partials), 1
+    words[LaneWord.SIZE] = len(partials)
     # Rows belong to the last rank: with `len(partials)` ranks and one row it owns that row.
     words[LaneWord.RANK] = len(partials) - 1
     words[LaneWord.HIDDEN], words[LaneWord.ROW_BYTES] = hidden, hidden * dtype.itemsize

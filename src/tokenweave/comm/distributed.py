@@ -52,7 +52,6 @@ class _Lane:
         self.kernel_words[LaneWord.RANK] = rank
         self.kernel_words[LaneWord.HIDDEN] = shape.hidden_size
         self.kernel_words[LaneWord.ROW_BYTES] = shape.row_bytes
-        self.kernel_words[LaneWord.TARGET_COUNT] = 1
         self.kernel_words[LaneWord.TARGETS] = self.buffer.data_ptr()
 
 

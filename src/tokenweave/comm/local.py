@@ -22,7 +22,7 @@ def add_rms_norm(rows: torch.Tensor, residual: torch.Tensor, weight: torch.Tenso
     assert rows.dtype == residual.dtype and weight.dtype in (rows.dtype, torch.float32)
     assert all(tensor.is_contiguous() and tensor.is_cpu for tensor in (rows, residual, weight))
     words = np.zeros(LANE_WORDS, dtype=np.int64)
-    words[LaneWord.SIZE] = words[LaneWord.TARGET_COUNT] = 1
+    words[LaneWord.SIZE] = 1
     words[LaneWord.HIDDEN] = rows.shape[1]
     words[LaneWord.ROW_BYTES] = rows.shape[1] * rows.dtype.itemsize
     words[LaneWord.SOURCES] = words[LaneWord.TARGETS] = rows.data_ptr()

@@ -78,7 +78,6 @@ class Lane:
         self.address: int = self.words.ctypes.data
         self.words[LaneWord.SIZE] = segment.size
         self.words[LaneWord.RANK] = segment.rank
-        self.words[LaneWord.TARGET_COUNT] = segment.size
         self.words[LaneWord.LANE] = lane
         self.words[LaneWord.LINES] = segment.line(lane)
         self.words[LaneWord.CONTROL] = segment.control.address

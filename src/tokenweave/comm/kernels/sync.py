@@ -34,7 +34,6 @@ class LaneWord(IntEnum):
     ROWS = 9
     COLUMNS = 10
     ROW_BYTES = 11
-    TARGET_COUNT = 12
     SOURCES = 16  # address of each rank's rows to read
     TARGETS = 16 + MAX_RANKS  # address of each rank's buffer
 
