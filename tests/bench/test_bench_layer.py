@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from fake_gpu import KEY, FakeTrials
 
 from tokenweave.bench import layer
 from tokenweave.cli.main import main
-from tokenweave.execute.gpu_trials import LaneTimes
+from tokenweave.execute.gpu_trials import LaneTimes, Sustained
 from tokenweave.plan.gpu_tuning import GpuTuner
 from tokenweave.plan.hardware import hardware
 from tokenweave.plan.shape import StepShape
@@ -29,7 +30,13 @@ class Runner:
 
 
 class Trials(FakeTrials):
+    """A GPU that slows down by a fifth where it never waits."""
+
     runner = Runner()
+
+    def sustained(self, trial: Trial) -> Sustained:
+        seconds = float(self.run(trial).steps[0, 0])
+        return Sustained(seconds, 1980, 500) if trial.plans[0].mode == "serial" else Sustained(1.2 * seconds, 1600, 690)
 
 
 def test_a_layer_is_the_slope_and_the_losses_are_apart() -> None:
@@ -74,6 +81,23 @@ def test_what_auto_takes_against_the_better_of_serial_and_fused() -> None:
     assert bounds[good] < 1 < bounds[StepPlan("serial")]
 
 
+def test_what_is_left_of_it_without_a_pause() -> None:
+    trials, shape, plan = Trials(), StepShape.prefill(1000), StepPlan("weave", 400, 6, 0b1111)
+    row = layer.measured(trials, shape, [StepPlan("weave", 500, 8), plan], rounds=3)
+    row["sustained"] = layer.sustained(trials, shape, row, 0.05)
+    ran = trials.asked[-len(row["sustained"]) :]
+    assert [trial.plans[0] for trial in ran if trial.plans[0].mode == "weave"] == [plan]
+    assert {trial.layers for trial in ran} == {layer.MANY}
+    for trial in ran:
+        step = layer.MANY * 1e-6 * row[f"{trial.plans[0].mode}_us"]
+        assert len(trial.plans) == 1 and trial.rounds == max(10, math.ceil(0.05 / step))
+    cells = {line[1]: line for line in layer._sustained_cells(row)}
+    assert float(cells["weave"][3]) == pytest.approx(row["speedup"] / 1.2, abs=1e-3) and cells["serial"][3] == "1.000"
+    assert cells["weave"][4:] == ["1600", "690"]
+
+
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "layer", "--emulate-tp", "8", "--tokens", "0"]) == 2
     assert "--tokens must be at least 1" in capsys.readouterr().err
+    assert main(["bench", "layer", "--emulate-tp", "8", "--sustained", "0"]) == 2
+    assert "--sustained must be more than 0" in capsys.readouterr().err

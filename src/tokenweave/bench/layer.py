@@ -8,10 +8,12 @@ model. Every figure is emulated.
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tuned", metavar="FILE",
         help="weave as what `tune --json` wrote says, instead of trying, and tell how its plan, auto, does",
     )  # fmt: skip
+    parser.add_argument(
+        "--sustained", type=float, metavar="SECONDS",
+        help="also run each mode's best plan for so long without a pause, and tell the clock that the GPU keeps",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=21, help="interleaved rounds; medians are shown (default: 21)")
     output.add_arguments(parser)
 
@@ -55,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     least = LEAST_ROUNDS if args.tuned else 3
     if min(args.tokens) < 1 or args.rounds < least:
         raise ValueError(f"--tokens must be at least 1, --rounds at least {least}")
+    if args.sustained is not None and args.sustained <= 0:
+        raise ValueError(f"--sustained must be more than 0 seconds, got {args.sustained}")
     if args.plot:
         output.check_plot(args.plot)
     if args.tp:
@@ -79,6 +87,10 @@ def run(args: argparse.Namespace) -> int:
         "stage of one lane alone or the other lane's communication alone\n"
         "auto: upper 95 % bound of its steps over those of the better of serial and fused, of the same round"
     )
+    if args.sustained:
+        cells = [line for row in rows for line in _sustained_cells(row)]
+        print(output.table(["tokens", "mode", "ms a step", "serial ÷ mode", "MHz", "W"], cells))
+        print(f"sustained: a step of {MANY} layers again and again for {args.sustained:g} s, its second half")
     if args.plot:
         _plot(args.plot, rows)
     return 0
@@ -90,7 +102,10 @@ def measured_sizes(trials: Any, args: argparse.Namespace, speaks: bool = True) -
     for tokens in args.tokens:
         began = time.perf_counter()
         woven, auto = _woven(trials, tokens, args), _auto(tokens, args)
-        rows.append(measured(trials, StepShape.prefill(tokens), woven, args.rounds, auto))
+        row = measured(trials, StepShape.prefill(tokens), woven, args.rounds, auto)
+        if args.sustained:
+            row["sustained"] = sustained(trials, StepShape.prefill(tokens), row, args.sustained)
+        rows.append(row)
         rows[-1]["seconds"] = time.perf_counter() - began
         if speaks:
             print(" ".join(f"{name} {cell}" for name, cell in _shown(rows[-1]).items()), file=sys.stderr)
@@ -113,6 +128,9 @@ class LayerTrials:
 
     def run(self, trial: Trial) -> TrialResult:
         return TrialResult([self.runner.run(trial)])
+
+    def sustained(self, trial: Trial) -> Any:
+        return self.runner.sustained(trial)
 
 
 @contextmanager
@@ -179,7 +197,7 @@ def measured(
         mode: min((plan for plan in plans if plan.mode == mode), key=lambda plan: seconds[plan])
         for mode in dict.fromkeys(plan.mode for plan in plans)
     }
-    row: dict[str, Any] = {"tokens": shape.tokens}
+    row: dict[str, Any] = {"tokens": shape.tokens, "plans": {mode: asdict(plan) for mode, plan in best.items()}}
     row |= {f"{mode}_us": 1e6 * seconds[plan] for mode, plan in best.items()}
     if auto is not None:
         took = {mode: many[plans.index(best[mode])] for mode in ("serial", "fused")}
@@ -191,6 +209,26 @@ def measured(
     row |= {"cut": plan.cut, "budget": plan.budget, "narrow": plan.narrow}
     row["speedup"] = seconds[best["serial"]] / seconds[plan]
     return row | losses(trials, shape, plan, seconds[plan])
+
+
+def sustained(
+    trials: LayerTrials, shape: StepShape, row: dict[str, Any], seconds: float
+) -> dict[str, dict[str, float]]:
+    """By mode: what a step of MANY layers takes, run for so many seconds without a pause, and the clock and power."""
+    found = {}
+    for mode, plan in row["plans"].items():
+        rounds = max(10, math.ceil(seconds / (1e-6 * row[f"{mode}_us"] * MANY)))
+        found[mode] = asdict(trials.sustained(Trial.of(shape, [StepPlan(**plan)], rounds=rounds, layers=MANY)))
+    return found
+
+
+def _sustained_cells(row: dict[str, Any]) -> list[list[str]]:
+    serial = row["sustained"]["serial"]["seconds"]
+    return [
+        [str(row["tokens"]), mode, f"{1e3 * found['seconds']:.2f}", f"{serial / found['seconds']:.3f}"]
+        + [f"{found['mhz']:.0f}", f"{found['watts']:.0f}"]
+        for mode, found in row["sustained"].items()
+    ]
 
 
 def losses(trials: LayerTrials, shape: StepShape, plan: StepPlan, woven: float) -> dict[str, Any]:

@@ -6,6 +6,7 @@ measured is brought together after every trial.
 
 import argparse
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from tokenweave.bench.dimensions import model_directory
 from tokenweave.bench.nccl import NcclOperations
 from tokenweave.comm import Group, launch
-from tokenweave.execute.gpu_trials import GpuTrialRunner
+from tokenweave.execute.gpu_trials import GpuTrialRunner, Sustained
 from tokenweave.plan.trial import Trial, TrialResult
 
 
@@ -32,6 +33,13 @@ class SharedTrials:
         dist.all_reduce(steps, dist.ReduceOp.MAX)
         times.steps[...] = steps.numpy()
         return TrialResult([times])
+
+    def sustained(self, trial: Trial) -> Sustained:
+        """On the slowest rank; clock and power are this rank's."""
+        found = self.runner.sustained(trial)
+        seconds = torch.tensor([found.seconds])
+        dist.all_reduce(seconds, dist.ReduceOp.MAX)
+        return replace(found, seconds=seconds.item())
 
 
 def rows(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 from tokenweave.comm.collective import Collective
 from tokenweave.execute.capture import GraphPool
 from tokenweave.execute.executor import Executor
+from tokenweave.execute.power import PowerMeter
 from tokenweave.execute.steps import made_up_step
 from tokenweave.layers.batch import Batch
 from tokenweave.layers.cache import KVCache
@@ -32,6 +33,15 @@ class LaneTimes:
     attention: list[float]
     mlp: list[float]
     communication: list[float]
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """A step run again and again: seconds of one once the clock has settled, the clock and the power it settles at."""
+
+    seconds: float
+    mhz: float
+    watts: float
 
 
 class GpuTrialRunner:
@@ -89,6 +99,21 @@ class GpuTrialRunner:
             mlp.append(m)
             communication.append(self._communication(index, lane.num_tokens, plan.budget))
         return LaneTimes(attention, mlp, communication)
+
+    @torch.inference_mode()
+    def sustained(self, trial: Trial) -> Sustained:
+        """The first plan of the trial, `rounds` times without a pause: what a GPU does that is never idle.
+
+        Side by side with others (`run`) a plan that computes all the time profits from the power that those which wait
+        for communication leave it.
+        """
+        plan, layers = trial.plans[0], self.model.config.num_hidden_layers if trial.layers is None else trial.layers
+        with self._only(layers):
+            lanes = sent(self.executor.lanes(self._batch(trial.counts, trial.contexts), plan), self._device)
+            graph = self._step_graph(lanes, plan, layers)
+            with PowerMeter(self._device) as meter:
+                seconds = self._times([graph], trial.rounds)[0]
+        return Sustained(float(np.median(seconds[trial.rounds // 2 :])), meter.mhz, meter.watts)
 
     def close(self) -> None:
         self.executor.close()
