@@ -197,6 +197,17 @@ def test_surroundings_of_a_rank(collective: str, monkeypatch: pytest.MonkeyPatch
     assert os.listdir("/dev/shm") == before
 
 
+def variables(group: Group, links: Links) -> list[str | None]:
+    return [os.environ.get(name) for name in ("RANKS_OWN", "OF_BOTH", "CALLERS")]
+
+
+def test_variables_of_the_ranks_go_over_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OF_BOTH", "caller")
+    monkeypatch.setenv("CALLERS", "caller")
+    with start_ranks(variables, 2, environment={"RANKS_OWN": "rank", "OF_BOTH": "rank"}) as ranks:
+        assert ranks.results() == [["rank", "rank", "caller"]] * 2
+
+
 def test_ranks_are_pinned_to_cores_of_their_own() -> None:
     cores = os.sched_getaffinity(0)
     size = min(2, len(cores))

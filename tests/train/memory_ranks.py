@@ -1,5 +1,7 @@
 """What the ranks of the memory test run."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -8,13 +10,12 @@ from tokenweave.config import ModelConfig, shard
 from tokenweave.models.decoder import Decoder
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.initialize import initialize
-from tokenweave.train.memory import MeasuredMemory, MemoryMeter, return_freed_memory, warm_up
+from tokenweave.train.memory import MeasuredMemory, MemoryMeter, warm_up
 from tokenweave.train.trainer import Trainer
 
 
-def train(group: Group, config: ModelConfig, training: TrainingConfig) -> MeasuredMemory:
-    """Two steps on made-up text."""
-    return_freed_memory()
+def train(group: Group, links: Any, config: ModelConfig, training: TrainingConfig) -> MeasuredMemory:
+    """All steps on made-up text."""
     warm_up(group, training)
     meter = MemoryMeter(group.device)
     own = shard(config, group.size, group.rank)
@@ -22,6 +23,6 @@ def train(group: Group, config: ModelConfig, training: TrainingConfig) -> Measur
     initialize(trainer.parts, trainer.model, 0)
     trainer.optimizer.adopt()
     draw = np.random.default_rng(0)
-    for step in range(2):
+    for step in range(training.steps):
         trainer.step(draw.integers(0, config.vocab_size, (training.batch_size, training.length + 1)), step)
     return meter.measure(trainer)

@@ -4,12 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from train.memory_ranks import train
 
-from tokenweave.comm import launch
+from tokenweave.comm.processes import start_ranks
 from tokenweave.config import ExpertsConfig, ModelConfig
 from tokenweave.plan.training import TrainingPlan, plan_training
 from tokenweave.train.config import TrainingConfig, head_chunk
+from tokenweave.train.heap import heap_settings
 from tokenweave.train.memory import MeasuredMemory
 
 CONFIG = ModelConfig(
@@ -32,6 +32,7 @@ def planned(config: ModelConfig, size: int, training: TrainingConfig) -> Trainin
     )  # fmt: skip
 
 
+@pytest.mark.started  # glibc reads how its heap is to behave when a process starts
 @pytest.mark.parametrize(
     ("config", "size", "settings"),
     [
@@ -46,9 +47,13 @@ def planned(config: ModelConfig, size: int, training: TrainingConfig) -> Trainin
     ],
 )
 def test_plan_and_measurement(config: ModelConfig, size: int, settings: dict[str, Any]) -> None:
-    training = TrainingConfig(**({"batch_size": 8, "length": 256} | settings))
+    training = TrainingConfig(**({"steps": 2, "batch_size": 8, "length": 256} | settings))
     plan = planned(config, size, training)
-    ranks: list[MeasuredMemory] = launch(train, size, "shared_memory", args=(config, training), threads=1)
+    with start_ranks(
+        "train.memory_ranks:train", size, (config, training),
+        collective="shared_memory", threads=1, environment=heap_settings(),
+    ) as started:  # fmt: skip
+        ranks: list[MeasuredMemory] = started.results()
     states = max(m.weights + m.gradients + m.optimizer for m in ranks)
     peak = max(m.peak for m in ranks)
     said = f"states {states / 1e6:.1f} of {plan.states / 1e6:.1f}, peak {peak / 1e6:.1f} of {plan.peak / 1e6:.1f} MB"

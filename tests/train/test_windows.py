@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokenweave.train.windows import Windows, as_batch, in_order
+from tokenweave.train.windows import InOrder, Windows, as_batch
 
 TOKENS = np.arange(103, dtype=np.uint32)
 
@@ -34,8 +34,11 @@ def test_too_short_a_text() -> None:
 
 
 def test_scoring_covers_the_text_once() -> None:
-    rows = in_order(TOKENS, 25)
-    assert rows[:, 1:].flatten().tolist() == list(range(1, 101))
+    windows = InOrder(TOKENS, 25)
+    rows = np.concatenate([windows.rows(0, 3), windows.rows(3, 3)])
+    assert len(windows) == len(rows) == 4 and rows.dtype == np.int64
+    assert rows[:, 1:].flatten().tolist() == list(range(1, 101)) and rows[:, 0].tolist() == [0, 25, 50, 75]
+    assert len(InOrder(TOKENS[:1], 25)) == len(InOrder(TOKENS[:0], 25)) == 0
 
 
 def test_a_batch_of_prompts() -> None:

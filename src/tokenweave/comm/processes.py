@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Any
@@ -44,13 +44,15 @@ def start_ranks(
     threads: int | None = None,
     pin: bool = False,
     emulation: Any = None,
+    environment: Mapping[str, str] | None = None,
 ) -> "RankProcesses":
     """Start `size` ranks that each run target(group, links, *args); returns while they still import torch (about 2 s).
 
     target: "module:function", or a callable, sent with cloudpickle (one of a script or a notebook cell will do).
     timeout: seconds that any wait inside a collective may take. threads: torch's, per rank; by default an equal share
     of the usable cores. pin: give each rank cores of its own. emulation: an `emulated.Emulation` of `size`
-    ranks, for the collective "emulated": one process is started, which is rank 0 of them.
+    ranks, for the collective "emulated": one process is started, which is rank 0 of them. environment: variables of
+    the ranks, over the caller's.
     Raises ValueError for settings that cannot work, before anything is started.
     """
     if size < 1:
@@ -69,6 +71,7 @@ def start_ranks(
     settings = {
         "size": processes, "collective": rung, "device": device, "timeout": timeout,
         "threads": threads or max(1, len(cores) // processes), "parent": os.getpid(),
+        "environment": dict(environment or {}),
     }  # fmt: skip
     pinning = [cores[partition(len(cores), processes, rank)] if pin else None for rank in range(processes)]
     return RankProcesses(settings, cloudpickle.dumps((target, tuple(args), emulation)), pinning)

@@ -63,6 +63,7 @@ class RankProcess:
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(os.path.abspath(p) for p in sys.path),
                 "OMP_NUM_THREADS": str(settings["threads"]),  # read when torch is imported
+                **settings["environment"],
             }
             self.process = start(json.dumps({**settings, "fds": fds}), handed_down, stderr_write, environment)
         finally:

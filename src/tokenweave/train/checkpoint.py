@@ -12,7 +12,7 @@ import json
 import mmap
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 
 from tokenweave.comm.collective import Collective
-from tokenweave.models.checkpoint import SINGLE, Checkpoint, load
+from tokenweave.layers.pieces import Piece
+from tokenweave.models.checkpoint import SINGLE, Checkpoint, checked
 from tokenweave.models.safetensors_writer import header
 from tokenweave.train.parts import Part, broadcast_json
 from tokenweave.train.run import STATE
@@ -29,6 +30,7 @@ from tokenweave.train.trainer import Trainer
 STATES = ("weights", "first_moment", "second_moment")
 UNFINISHED = ".unfinished-"
 KEPT = 2
+AT_ONCE = 4 << 20  # bytes of a file that are mapped and touched
 
 
 def save(trainer: Trainer, directory: Path, step: int, state: Mapping[str, Any]) -> Path:
@@ -63,9 +65,19 @@ def restore(trainer: Trainer, checkpoint: Path) -> None:
     index = {id(parameter): i for i, parameter in enumerate(optimizer.parameters)}
     for name, tensors in zip(STATES, (optimizer.masters, optimizer.first, optimizer.second), strict=True):
         pieces = [replace(part.piece, target=part.of(tensors[index[id(part.parameter)]])) for part in trainer.parts]
-        load(pieces, Checkpoint(checkpoint / name), rank=trainer.group.rank)
+        _read(pieces, checkpoint / name, trainer.group.rank)
     for i in range(len(optimizer.parameters)):
         optimizer.publish(i)
+
+
+def _read(pieces: Iterable[Piece], directory: Path, rank: int) -> None:
+    """Every piece into its target. The file is opened anew now and then: what was read of a mapping counts as the
+    process's memory until it is closed."""
+    opened = Checkpoint(directory)
+    for piece in checked(pieces, opened, rank=rank):
+        piece.target.copy_(opened.read(piece.name, piece.dim, piece.part))
+        if opened.bytes_read >= AT_ONCE:
+            opened = Checkpoint(directory)
 
 
 def write_whole(directory: Path, trainer: Trainer, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> None:
@@ -95,10 +107,14 @@ def write_whole(directory: Path, trainer: Trainer, tensors: Sequence[torch.Tenso
 
 
 def _write_part(memory: mmap.mmap, offset: int, part: Part, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """By rows of about 4 MB of the file, whose pages are let go at once: they count as the process's memory."""
     piece, count = part.piece, torch.Size(part.piece.shape).numel()
     whole = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(piece.shape)
     own = whole if piece.part is None else whole.narrow(piece.dim, piece.part.start, piece.part.stop - piece.part.start)
-    own.copy_(part.of(tensor))
+    rows = max(1, AT_ONCE * len(whole) // whole.nbytes)
+    for there, here in zip(own.split(rows), part.of(tensor).split(rows), strict=True):
+        there.copy_(here)
+        memory.madvise(mmap.MADV_DONTNEED)  # of a shared mapping of a file: what was written stays
 
 
 def _shapes(parts: Sequence[Part], collective: Collective, rank: int) -> dict[str, tuple[int, ...]]:

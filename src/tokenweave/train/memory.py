@@ -1,6 +1,5 @@
 """What training takes of a rank's memory, as the system sees it."""
 
-import ctypes
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,13 +9,11 @@ import torch
 from tokenweave.comm.group import Group
 from tokenweave.config import ModelConfig, shard
 from tokenweave.models.decoder import Decoder
-from tokenweave.plan.training import SYSTEM_BLOCK
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.initialize import initialize
 from tokenweave.train.trainer import Trainer
+from tokenweave.train.windows import InOrder
 
-_M_MMAP_THRESHOLD = -3  # of malloc.h
-_libc = ctypes.CDLL(None)
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -62,16 +59,6 @@ class MemoryMeter:
         return _resident("VmHWM")
 
 
-def return_freed_memory() -> None:
-    """Have glibc map blocks of 1 MB and more one by one, so that they go back to the system when they are freed.
-
-    Left to itself it raises that border to 32 MB, and activations that come and go in many sizes leave gaps, by which
-    the process grew 20 to 40 % more. A border of 256 KB would save a small model another 35 MB of 290, but the system's
-    clearing of pages makes its steps take 1.4 times as long."""
-    if hasattr(_libc, "mallopt"):
-        _libc.mallopt(_M_MMAP_THRESHOLD, SYSTEM_BLOCK)
-
-
 def warm_up(group: Group, config: TrainingConfig) -> None:
     """Train a tiny model for a step as `config` says, so that what libraries take once does not count as the
     training's."""
@@ -86,7 +73,7 @@ def warm_up(group: Group, config: TrainingConfig) -> None:
     initialize(trainer.parts, model, 0)
     windows = np.arange(10).reshape(2, 5)
     trainer.step(windows, 0)
-    trainer.evaluate(windows)
+    trainer.evaluate(InOrder(windows[0], 2))
     square = torch.ones(512, 512, dtype=dtype, device=group.device)
     square @ square  # libraries of matrix products keep up to 9 MB once one is large
 

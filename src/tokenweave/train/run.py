@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenweave.comm.processes import start_ranks
 from tokenweave.train.config import TrainingConfig
+from tokenweave.train.heap import heap_settings
 
 SETTINGS, TOKENS, MODEL, CHECKPOINTS, LOSSES = "run.json", "tokens.npy", "model", "checkpoints", "losses.jsonl"
 STATE = "state.json"  # of a checkpoint
@@ -97,7 +98,7 @@ def carry_out(run: Run, config: TrainingConfig) -> Iterator[Progress | Finished 
     """Start the ranks; yields what rank 0 tells, then the list of every rank's `MeasuredMemory`."""
     with start_ranks(
         "tokenweave.train.worker:main", run.tensor_parallel_size, (run, config),
-        collective=run.collective, device=run.device, threads=run.threads,
+        collective=run.collective, device=run.device, threads=run.threads, environment=heap_settings(),
     ) as ranks:  # fmt: skip
         while True:
             message = ranks.receive(0)

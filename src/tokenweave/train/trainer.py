@@ -15,7 +15,7 @@ from tokenweave.train.executor import TrainingExecutor
 from tokenweave.train.gradients import Gradients
 from tokenweave.train.parts import parts_of
 from tokenweave.train.schedule import learning_rate
-from tokenweave.train.windows import as_batch
+from tokenweave.train.windows import InOrder, as_batch
 
 SUM_ROWS = 64
 
@@ -77,12 +77,11 @@ class Trainer:
         return float(loss.detach())
 
     @torch.no_grad()
-    def evaluate(self, windows: np.ndarray) -> float:
-        """Mean loss, without smoothing or z-loss, of windows [any, length + 1]."""
+    def evaluate(self, windows: InOrder) -> float:
+        """Mean loss, without smoothing or z-loss, of windows as long as the config's or shorter."""
         total = 0.0
         for start in range(0, len(windows), self.config.windows):
-            part = windows[start : start + self.config.windows]
-            batch, targets = as_batch(part, str(self.group.device))
+            batch, targets = as_batch(windows.rows(start, self.config.windows), str(self.group.device))
             rows = self.executor.forward(batch)
             total += len(targets) * float(head_loss(rows, self.model.lm_head.weight, targets, self.vocabulary))
-        return total / (windows.shape[0] * (windows.shape[1] - 1))
+        return total / (len(windows) * windows.length)

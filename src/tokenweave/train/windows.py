@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from tokenweave.layers.batch import Batch
+from tokenweave.train.tokens import TokenFile
 
 
 class Windows:
@@ -15,7 +16,7 @@ class Windows:
     not fill a window at its ends is left out. Raises ValueError if the text is shorter than two windows.
     """
 
-    def __init__(self, tokens: np.ndarray, length: int, seed: int) -> None:
+    def __init__(self, tokens: np.ndarray | TokenFile, length: int, seed: int) -> None:
         if len(tokens) < 2 * length + 1:
             raise ValueError(f"the text has {len(tokens)} tokens; windows of {length} need at least {2 * length + 1}")
         self.tokens, self.length, self.seed = tokens, length, seed
@@ -37,11 +38,21 @@ class Windows:
         return int(draw.integers(self.length)), draw.permutation(self.per_pass)
 
 
-def in_order(tokens: np.ndarray, length: int) -> np.ndarray:
-    """Windows that cover `tokens` once, for scoring: int64 [windows, length + 1], the last token of each the next one's
-    first. What does not fill a window at the end is left out."""
-    count = (len(tokens) - 1) // length
-    return np.stack([tokens[i * length : (i + 1) * length + 1] for i in range(count)]).astype(np.int64)
+class InOrder:
+    """Windows that cover `tokens` once, for scoring, the last token of each the next one's first. What does not fill a
+    window at the end is left out."""
+
+    def __init__(self, tokens: np.ndarray | TokenFile, length: int) -> None:
+        self.tokens, self.length = tokens, length
+
+    def __len__(self) -> int:
+        return max(0, len(self.tokens) - 1) // self.length
+
+    def rows(self, start: int, count: int) -> np.ndarray:
+        """Windows start, start + 1, ..., as many as there are up to `count`: int64 [count, length + 1]."""
+        stop = min(start + count, len(self))
+        tokens = self.tokens[start * self.length : stop * self.length + 1]
+        return np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)[:: self.length].astype(np.int64)
 
 
 def as_batch(windows: np.ndarray, device: str) -> tuple[Batch, torch.Tensor]:

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from tokenweave.comm.group import Group
@@ -18,21 +17,21 @@ from tokenweave.models.decoder import Decoder
 from tokenweave.train.checkpoint import restore, save, write_whole
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.initialize import initialize
-from tokenweave.train.memory import MeasuredMemory, MemoryMeter, return_freed_memory, warm_up
+from tokenweave.train.memory import MeasuredMemory, MemoryMeter, warm_up
 from tokenweave.train.run import CHECKPOINTS, MODEL, TOKENS, Finished, Progress, Run, latest, read_state
+from tokenweave.train.tokens import TokenFile
 from tokenweave.train.trainer import Trainer
-from tokenweave.train.windows import Windows, in_order
+from tokenweave.train.windows import InOrder, Windows
 
 
 def main(group: Group, links: Links, run: Run, config: TrainingConfig) -> MeasuredMemory:
     """Rank 0 sends a `Progress` for each step and `Finished` at the end."""
     dtype = getattr(torch, config.dtype)
-    return_freed_memory()
     warm_up(group, config)
     meter = MemoryMeter(group.device)
     trainer, rows = _begin(group, run, config, dtype)
     train, held_out = _texts(run, config)
-    windows, checked = Windows(train, config.length, config.seed), in_order(held_out, config.length)
+    windows, checked = Windows(train, config.length, config.seed), InOrder(held_out, config.length)
     start = len(rows)
     for step in range(start, config.steps):
         began = time.perf_counter()
@@ -71,11 +70,11 @@ def _begin(group: Group, run: Run, config: TrainingConfig, dtype: torch.dtype) -
     return trainer, []
 
 
-def _texts(run: Run, config: TrainingConfig) -> tuple[np.ndarray, np.ndarray]:
+def _texts(run: Run, config: TrainingConfig) -> tuple[TokenFile, TokenFile]:
     """Tokens to train on, and the last ones, which are held out."""
-    tokens = np.load(run.out / TOKENS, mmap_mode="r")
-    held = max(2 * config.length, int(len(tokens) * run.held_out))
-    return tokens[: len(tokens) - held], tokens[len(tokens) - held :]
+    count = len(TokenFile(run.out / TOKENS))
+    border = count - max(2 * config.length, int(count * run.held_out))
+    return TokenFile(run.out / TOKENS, 0, max(0, border)), TokenFile(run.out / TOKENS, border)
 
 
 def _publish(trainer: Trainer, directory: Path) -> None:
