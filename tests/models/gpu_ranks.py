@@ -19,10 +19,10 @@ CHUNK = 23  # tokens of the prompt's first step, the rest but one of its second;
 TURNS = ("as it is", "captured", "replayed")  # of steps of a size in graphs
 
 
-def run_models(group: Group, directories: list[Path], prompt: list[int], dtypes: list[torch.dtype]) -> list[dict]:
-    """Of each model {(dtype, mode): logits of every token of the prompt, on the CPU}, on rank 0."""
+def run_models(group: Group, cases: list[tuple[Path, list[int]]], dtypes: list[torch.dtype]) -> list[dict]:
+    """Of each model and its prompt {(dtype, mode): logits of every token of the prompt, on the CPU}, on rank 0."""
     found = []
-    for directory in directories:
+    for directory, prompt in cases:
         logits = {}
         for dtype in dtypes:
             model = load_model(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
