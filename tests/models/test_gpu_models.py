@@ -12,8 +12,8 @@ from tokenweave.comm import launch
 PARTS = 4  # of the families: most of the time goes into compiling for each, which parts may do side by side
 LIMITS = {torch.float32: 2e-4, torch.bfloat16: 0.03}  # of the logits' norm
 PROMPT = [(7 * i + 3) % 500 for i in range(41)]
-# Of other prompts, for mixtures of experts, such that no router's choice is close: bfloat16's rounding would turn one, and a token with another expert
-# has other logits, not wrong ones.
+# Of other prompts, for mixtures of experts, such that no router's choice is close: bfloat16's rounding would turn one,
+# and a token with another expert has other logits, not wrong ones.
 SEEDS = {"mixtral": 295, "qwen3-moe": 396, "qwen3-moe-sums": 302}
 CLEAR = 0.03  # between the last expert that is taken and the next, of the deviation of a token's router logits
 
