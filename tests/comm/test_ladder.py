@@ -18,15 +18,18 @@ def test_a_rung_that_is_not_usable_says_why() -> None:
     assert "one host" in str(ladder(one_caller=False)[0].obstacle)
 
 
-@pytest.mark.parametrize("collective", ("auto", "symmetric"))
-def test_gpus_reach_each_others_memory(collective: str) -> None:
-    assert choose(collective, "cuda") == "symmetric"
+def test_the_ranks_see_their_gpus_and_choose() -> None:
+    assert choose("auto", "cuda") == "auto"
+    assert [choose(name, "cuda") for name in ("symmetric", "distributed")] == ["symmetric", "distributed"]
+
+
+def test_ranks_on_gpus_that_others_have_started_go_by_nccl() -> None:
+    assert choose("auto", "cuda", one_caller=False) == choose("distributed", "cuda", one_caller=False) == "distributed"
+    assert [rung.name for rung in ladder("cuda")] == ["symmetric", "distributed"]
 
 
 def test_an_emulated_rank_is_asked_for_by_name() -> None:
     assert choose("emulated", "cuda") == "emulated"
-    with pytest.raises(ValueError, match="emulated"):
-        choose("emulated", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,16 @@ def test_an_emulated_rank_is_asked_for_by_name() -> None:
     (
         ({"collective": "smoke"}, "auto, shared_memory, distributed, got 'smoke'"),
         ({"device": "tpu"}, "'tpu'"),
+        (
+            {"collective": "symmetric"},
+            "'symmetric' is for ranks on GPUs; on CPUs it can be auto, shared_memory or ",
+        ),
+        ({"collective": "emulated"}, "'emulated' is for ranks on GPUs"),
+        (
+            {"collective": "shared_memory", "device": "cuda"},
+            "on CPUs; on GPUs it can be auto, symmetric or",
+        ),
+        ({"collective": "symmetric", "device": "cuda", "one_caller": False}, "cannot be used here: its ranks must be"),
         ({"collective": "shared_memory", "one_caller": False}, "cannot be used here: its ranks must be started on one"),
     ),
 )

@@ -30,7 +30,8 @@ def test_no_driver_is_no_gpu(monkeypatch) -> None:
     "gpus, ranks, collective, chosen",
     [
         (0, 1, "auto", "cpu"), (1, 1, "auto", "cuda"), (1, 2, "auto", "cpu"), (2, 2, "auto", "cuda"),
-        (8, 2, "shared_memory", "cpu"), (1, 8, "emulated", "cuda"),
+        (8, 2, "shared_memory", "cpu"), (1, 8, "emulated", "cuda"), (2, 2, "distributed", "cuda"),
+        (1, 2, "distributed", "cpu"),
     ],
 )  # fmt: skip
 def test_auto_is_the_gpus_where_each_rank_has_one(

@@ -6,6 +6,9 @@ import torch
 import torch.distributed as dist
 
 from tokenweave.comm import Collective
+from tokenweave.comm.nccl import connected
+
+_PATIENCE_SECONDS = 180.0
 
 
 class NcclOperations:
@@ -17,9 +20,7 @@ class NcclOperations:
 
     def __init__(self, collective: Collective, device: torch.device) -> None:
         self._own: Any = collective
-        self.nccl = dist.new_group(backend="nccl", device_id=device)
-        dist.all_reduce(torch.ones(1, device=device), group=self.nccl)  # connects, which a capture could not
-        torch.cuda.synchronize(device)
+        self.nccl = connected(device, _PATIENCE_SECONDS)
 
     def all_reduce(self, partial: torch.Tensor, *, lane: int = 0) -> torch.Tensor:
         dist.all_reduce(partial, group=self.nccl)

@@ -70,7 +70,7 @@ def _on_gpus(args: argparse.Namespace) -> bool:
     return (
         bool(args.emulate_tp)
         or args.model in DIMENSIONS
-        or (args.collective in ("auto", "symmetric") and gpu_count() >= args.tp)
+        or (args.collective != "shared_memory" and gpu_count() >= args.tp)
     )
 
 

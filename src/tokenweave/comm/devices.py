@@ -9,18 +9,25 @@ import torch
 
 from tokenweave.comm.ladder import Rung
 
+_NO_GPU = "there is no GPU that torch can use"
 _SHARED = {"TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
-def claim(rank: int, size: int) -> torch.device:
+def claim(rank: int, size: int, collective: str) -> torch.device:
     """This rank's GPU, made the current one. Where ranks outnumber the GPUs of the host they share them, in turns: good
     for tests alone, which rank 0 says on stderr.
 
-    Raises ValueError if there is no GPU that torch can use, or if two of the ranks' cannot reach each other's memory.
+    rank, size: of the ranks on this host. Raises ValueError if there is no GPU that torch can use, or too few for the
+    collective.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise ValueError("device 'cuda' needs a GPU that torch can use; there is none")
+    if size > count and collective == "distributed":
+        raise ValueError(
+            f"collective 'distributed' needs a GPU for each rank, as NCCL does, and {size} ranks have {count}; "
+            "'symmetric' lets them take turns"
+        )
     if size > count:
         os.environ.update(_SHARED)
         if rank == 0:
@@ -30,9 +37,26 @@ def claim(rank: int, size: int) -> torch.device:
             )
     device = torch.device("cuda", rank % count)
     torch.cuda.set_device(device)  # first: asking about peers opens the current one
-    if size <= count and (obstacle := _unreached(_peers(size))):
-        raise ValueError(f"ranks on GPUs read and write each other's memory, and {obstacle}")
     return device
+
+
+def gpu_rung(collective: str, rank: int, size: int) -> str:
+    """Which rung "auto" means for ranks on the GPUs of this host, or the collective asked for. All ranks come to the
+    same answer; rank 0 says on stderr if it is not the highest.
+
+    Raises ValueError for one that cannot be used.
+    """
+    count = torch.cuda.device_count()
+    obstacle = _unreached(_peers(size)) if size <= count else None
+    if collective == "auto" and obstacle is not None:
+        if rank == 0:
+            print(f"tokenweave: collective distributed, not symmetric: {obstacle}", file=sys.stderr)
+        return "distributed"
+    if collective == "symmetric" and obstacle is not None:
+        raise ValueError(
+            f"collective 'symmetric' cannot be used here: {obstacle}; 'distributed' can, and 'auto' takes it"
+        )
+    return "symmetric" if collective == "auto" else collective
 
 
 @dataclass(frozen=True)
@@ -74,12 +98,16 @@ def _peers(count: int) -> dict[int, frozenset[int]]:
 def gpu_ladder(gpus: list[Gpu], environment: Mapping[str, str]) -> list[Rung]:
     """The rungs for a rank on each of these GPUs, from the highest down, and what keeps the ranks off each."""
     p2p = _no_p2p(gpus)
-    return [Rung("symmetric, multicast", p2p or _no_multicast(gpus, environment)), Rung("symmetric, p2p", p2p)]
+    return [
+        Rung("symmetric, multicast", p2p or _no_multicast(gpus, environment)),
+        Rung("symmetric, p2p", p2p),
+        Rung("distributed, NCCL", None if gpus else _NO_GPU),
+    ]
 
 
 def _no_p2p(gpus: list[Gpu]) -> str | None:
     if not gpus:
-        return "there is no GPU that torch can use"
+        return _NO_GPU
     hosts = sorted({gpu.host for gpu in gpus})
     if len(hosts) > 1:
         return f"the ranks are on different hosts: {', '.join(hosts)}"

@@ -7,7 +7,7 @@ from math import log2
 
 import torch
 
-from tokenweave.comm.gpu_collective import GpuCollective, GpuLane, lane_words, refuse_in_capture
+from tokenweave.comm.gpu_collective import KernelCollective, KernelLane, lane_words, refuse_in_capture
 from tokenweave.comm.group import Group
 from tokenweave.comm.kernels.compiler import Tiling
 from tokenweave.comm.kernels.lane_words import LaneWord
@@ -78,7 +78,7 @@ class Emulated:
         """Memory goes with the collectives."""
 
 
-class EmulatedCollective(GpuCollective):
+class EmulatedCollective(KernelCollective):
     """See `Collective`: the time and the traffic are an operation's, the results are not.
 
     With p2p traffic the lane's buffer stands for every rank's: its N shares are summed and each gets the result. With
@@ -130,7 +130,7 @@ def emulated_group(emulation: Emulation, device: str = "cuda", timeout: float = 
     )
 
 
-def _lane(shape: CollectiveShape, emulation: Emulation, number: int, device: torch.device) -> GpuLane:
+def _lane(shape: CollectiveShape, emulation: Emulation, number: int, device: torch.device) -> KernelLane:
     buffer = torch.randn(shape.max_tokens, shape.hidden_size, dtype=shape.dtype, device=device)
     several = emulation.traffic == "p2p"
     result = buffer if several else torch.randn_like(buffer)
@@ -140,4 +140,4 @@ def _lane(shape: CollectiveShape, emulation: Emulation, number: int, device: tor
         {LaneWord.SOURCES: [buffer.data_ptr()] * moved, LaneWord.TARGETS: [result.data_ptr()] * moved},
         device,
     )
-    return GpuLane(buffer, result, words)
+    return KernelLane(buffer, result, words)

@@ -1,7 +1,9 @@
 """Groups of ranks that somebody else has started: torchrun, or a program with a torch.distributed world of its own."""
 
+import os
+
 from tokenweave.comm.distributed import Distributed
-from tokenweave.comm.group import Group
+from tokenweave.comm.group import Group, Opener
 from tokenweave.comm.ladder import choose
 from tokenweave.comm.world import World
 
@@ -10,8 +12,29 @@ def group_from_environment(collective: str = "auto", device: str = "cpu", timeou
     """The group of all ranks of the torch.distributed world; call it on every rank.
 
     Joins the world that exists, or the one that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
-    Raises ValueError if there is neither, or if the collective cannot be used that way.
+    device: "cuda" is the GPU whose number is the rank's among those on its host.
+    Raises ValueError if there is no world, or if the collective cannot be used that way.
     """
     rung = choose(collective, device, one_caller=False)
-    world = World.of_environment()
-    return Group(world.rank, world.size, device=device, collective=rung, timeout=timeout, opener=Distributed(world))
+    return group_of(World.of_environment(), rung, device, timeout)
+
+
+def group_of(world: World, rung: str, device: str, timeout: float) -> Group:
+    """The group of a world's ranks. rung: "distributed". Raises ValueError if this rank has no GPU of its own."""
+    opener: Opener
+    if device == "cpu":
+        opener = Distributed(world)
+    else:
+        from tokenweave.comm.devices import claim
+        from tokenweave.comm.distributed_gpu import DistributedOnGpus
+
+        place = claim(*_on_this_host(world), rung)
+        device, opener = str(place), DistributedOnGpus(world, place)
+    return Group(world.rank, world.size, device=device, collective=rung, timeout=timeout, opener=opener)
+
+
+def _on_this_host(world: World) -> tuple[int, int]:
+    """This rank's number among those of the host and how many these are, as torchrun tells; without it, all are."""
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, size = (int(os.environ.get(name, value)) for name, value in zip(names, (world.rank, world.size), strict=True))
+    return rank, size

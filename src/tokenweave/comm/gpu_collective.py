@@ -1,7 +1,8 @@
-"""The operations of a collective as launches of a kernel each, for ranks on GPUs."""
+"""The operations of a collective for ranks on GPUs: their checks, and what is launched for each."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 
@@ -26,11 +27,20 @@ class RowKernels(Protocol):
 @dataclass(frozen=True)
 class GpuLane:
     """One lane as this rank holds it. result: where an operation leaves its rows, [max_tokens, hidden]; the buffer, but
-    for emulated multicast. words: see `LaneWord`."""
+    for emulated multicast."""
 
     buffer: torch.Tensor
     result: torch.Tensor
+
+
+@dataclass(frozen=True)
+class KernelLane(GpuLane):
+    """words: see `LaneWord`."""
+
     words: torch.Tensor
+
+
+Lane = TypeVar("Lane", bound=GpuLane)
 
 
 def lane_words(facts: dict[LaneWord, int], tables: dict[LaneWord, list[int]], device: torch.device) -> torch.Tensor:
@@ -43,18 +53,17 @@ def lane_words(facts: dict[LaneWord, int], tables: dict[LaneWord, list[int]], de
     return words.to(device)
 
 
-class GpuCollective:
+class GpuCollective(ABC, Generic[Lane]):
     """See `Collective`. Every operation is put on the current CUDA stream and returns at once; it can be captured in a
-    graph. budget: the number of thread blocks. What a kernel finds wrong is raised by the next call, or by `check`.
+    graph. budget: the number of thread blocks. What is found wrong there is raised by the next call, or by `check`.
     """
 
-    def __init__(
-        self, shape: CollectiveShape, rank: int, size: int, device: torch.device, kernels: RowKernels,
-        lanes: list[GpuLane],
-    ) -> None:  # fmt: skip
+    default_budget = DEFAULT_BUDGET
+
+    def __init__(self, shape: CollectiveShape, rank: int, size: int, device: torch.device, lanes: list[Lane]) -> None:
         self.copies = 0
         self.shape, self.rank, self.size, self.device = shape, rank, size, device
-        self._kernels, self._lanes = kernels, lanes
+        self._lanes = lanes
 
     def buffer(self, lane: int, tokens: int) -> torch.Tensor:
         self.shape.check_tokens(tokens)
@@ -105,10 +114,6 @@ class GpuCollective:
         """Raise CommunicationError if a kernel has found something wrong. Reads the host's memory only: what runs on
         the GPU now may still find something, so call it after waiting for that."""
 
-    def pace(self, operation: Operation, tokens: int, budget: int) -> float:
-        """Seconds that an operation must take at least."""
-        return 0.0
-
     def close(self) -> None:
         self._lanes = []
 
@@ -118,14 +123,14 @@ class GpuCollective:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _lane(self, lane: int) -> GpuLane:
+    def _lane(self, lane: int) -> Lane:
         self.check()
         if not self._lanes:
             raise RuntimeError("the collective is closed")
         self.shape.check_lane(lane)
         return self._lanes[lane]
 
-    def _offer(self, own: GpuLane, partial: torch.Tensor) -> None:
+    def _offer(self, own: Lane, partial: torch.Tensor) -> None:
         """Have the partial in the lane's buffer: a copy, which is counted, unless it is there."""
         distance = partial.data_ptr() - own.buffer.data_ptr()
         if distance == 0 or partial.shape[0] == 0:
@@ -136,20 +141,48 @@ class GpuCollective:
         self.copies += 1
 
     def _run(
-        self, own: GpuLane, operation: Operation, tokens: int, rows: torch.Tensor | None = None,
+        self, own: Lane, operation: Operation, tokens: int, rows: torch.Tensor | None = None,
         weight: torch.Tensor | None = None, *, eps: float = 0.0, budget: int | None = None,
     ) -> torch.Tensor:  # fmt: skip
         rows = own.buffer if rows is None else rows
         weight = rows if weight is None else weight
-        blocks = DEFAULT_BUDGET if budget is None else budget
+        blocks = self.default_budget if budget is None else budget
         if blocks < 1:
             raise ValueError(f"budget must be at least 1 thread block, got {budget}")
         if tokens:
-            self._kernels.launch(
-                operation, own.words, rows, weight, tokens=tokens, own=self.own_rows(tokens), eps=eps,
-                pace=self.pace(operation, tokens, blocks), blocks=blocks, stream=self._stream,
-            )  # fmt: skip
+            self._launch(own, operation, tokens, rows, weight, eps=eps, blocks=blocks)
         return own.result[:tokens]
+
+    @abstractmethod
+    def _launch(
+        self, own: Lane, operation: Operation, tokens: int, rows: torch.Tensor, weight: torch.Tensor, *, eps: float,
+        blocks: int,
+    ) -> None:  # fmt: skip
+        """Put the operation on the current stream. The partial lies in the lane's buffer. tokens: at least 1."""
+
+
+class KernelCollective(GpuCollective[KernelLane]):
+    """A kernel for each operation, which reaches all ranks' rows."""
+
+    def __init__(
+        self, shape: CollectiveShape, rank: int, size: int, device: torch.device, kernels: RowKernels,
+        lanes: list[KernelLane],
+    ) -> None:  # fmt: skip
+        super().__init__(shape, rank, size, device, lanes)
+        self._kernels = kernels
+
+    def pace(self, operation: Operation, tokens: int, budget: int) -> float:
+        """Seconds that an operation must take at least."""
+        return 0.0
+
+    def _launch(
+        self, own: KernelLane, operation: Operation, tokens: int, rows: torch.Tensor, weight: torch.Tensor, *,
+        eps: float, blocks: int,
+    ) -> None:  # fmt: skip
+        self._kernels.launch(
+            operation, own.words, rows, weight, tokens=tokens, own=self.own_rows(tokens), eps=eps,
+            pace=self.pace(operation, tokens, blocks), blocks=blocks, stream=self._stream,
+        )  # fmt: skip
 
     @property
     def _stream(self) -> int:

@@ -16,7 +16,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
 from math import inf
@@ -72,6 +72,16 @@ class Streams:
                     if not left[peer].nbytes:
                         del left[peer]
 
+    def ready(self, peers: Collection[int], seconds: float) -> list[int]:
+        """Those of the peers, of whom there is at least one, that have sent something or have gone; waits so long for
+        the first. Raises StreamError."""
+        try:
+            return self._ready(peers, time.monotonic() + seconds)
+        except StreamError as error:
+            if error.late:
+                return []
+            raise
+
     def flush(self, deadline: float) -> None:
         """Wait until the system has taken all that was posted. Raises StreamError."""
         while any(self._outgoing.values()):
@@ -84,7 +94,7 @@ class Streams:
                 connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in poll, which close would not
             connection.close()
 
-    def _ready(self, wanted: Iterable[int], deadline: float) -> list[int]:
+    def _ready(self, wanted: Collection[int], deadline: float) -> list[int]:
         """Wait until something moves, send what can be sent; those of `wanted` that have bytes or have ended."""
         poll = select.poll()
         for peer, connection in self._connections.items():

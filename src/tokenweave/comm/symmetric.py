@@ -11,7 +11,7 @@ from tokenweave.comm import staging
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.comm.control import CONTROL_BYTES, Control
 from tokenweave.comm.devices import multicast_disabled
-from tokenweave.comm.gpu_collective import GpuCollective, GpuLane, RowKernels, lane_words, refuse_in_capture
+from tokenweave.comm.gpu_collective import KernelCollective, KernelLane, RowKernels, lane_words, refuse_in_capture
 from tokenweave.comm.kernels.compiler import Tiling
 from tokenweave.comm.kernels.lane_words import LaneWord
 from tokenweave.comm.kernels.loaded import address_on_gpu, bulk_kernels, multicast_kernels, plain_kernels
@@ -61,14 +61,10 @@ class Symmetric:
         """Every rank asks for the same, on the same kind of GPU: others would run other kernels."""
         capability = torch.cuda.get_device_capability(self._device)
         mine = json.dumps({**asdict(shape), "dtype": shape.dtype_name, "compute capability": capability})
-        for rank, theirs in enumerate(self._world.exchange(f"symmetric/{self._opened}", mine)):
-            if theirs != mine:
-                raise CommunicationError(
-                    f"rank {rank} came to open_collective with {theirs} where rank {self._world.rank} came with {mine}"
-                )
+        self._world.agree(f"symmetric/{self._opened}", "open_collective", mine)
 
 
-class SymmetricCollective(GpuCollective):
+class SymmetricCollective(KernelCollective):
     """See `Collective` and `GpuCollective`. Sums are in rank order, but for multicast, where the switch sums
     in its own and rounds before the residual is added. gather and broadcast leave the lanes' buffers
     alone, and are not compared between the ranks: those that differ in them get wrong values, or come late. barrier and
@@ -115,7 +111,7 @@ class SymmetricCollective(GpuCollective):
         super().close()
         self._peer_lanes = []
 
-    def _meet(self, own: GpuLane, code: int, rows: int, columns: int) -> None:
+    def _meet(self, own: KernelLane, code: int, rows: int, columns: int) -> None:
         self._kernels.barrier(own.words, self._stream)
 
     def _settle(self) -> None:
@@ -137,7 +133,7 @@ def _kernels(shape: CollectiveShape, world: World, device: torch.device, *, mult
 
 def _lane(
     shape: CollectiveShape, world: World, number: int, lane: PeerLane, device: torch.device, page: int
-) -> GpuLane:
+) -> KernelLane:
     facts = {
         LaneWord.RANK: world.rank,
         LaneWord.SIZE: world.size,
@@ -147,4 +143,4 @@ def _lane(
         LaneWord.MULTICAST: lane.multicast,
     }
     tables = {LaneWord.SOURCES: lane.buffers, LaneWord.TARGETS: lane.buffers, LaneWord.FLAGS: lane.flags}
-    return GpuLane(lane.buffer, lane.buffer, lane_words(facts, tables, device))
+    return KernelLane(lane.buffer, lane.buffer, lane_words(facts, tables, device))

@@ -65,13 +65,11 @@ def _group(settings: dict[str, Any], control: Control, emulation: Any) -> Group:
 
         return emulated_group(emulation, device, settings["timeout"])
     if device != "cpu":
-        from tokenweave.comm.devices import claim
-        from tokenweave.comm.symmetric import Symmetric
-        from tokenweave.comm.world import World
+        from tokenweave.comm.devices import claim, gpu_rung
 
-        place = claim(rank, size)
-        device = str(place)
-        opener = Symmetric(control, World.of_one_host(settings["store"], rank, size), place)
+        place = claim(rank, size, collective)
+        device, collective = str(place), gpu_rung(collective, rank, size)
+        opener = _on_gpu(collective, settings["store"], rank, size, control, place)
     elif collective == "shared_memory":
         opener = SharedMemory(control, rank, size)
     else:
@@ -80,6 +78,19 @@ def _group(settings: dict[str, Any], control: Control, emulation: Any) -> Group:
 
         opener = Distributed(World.of_one_host(settings["store"], rank, size))
     return Group(rank, size, opener=opener, device=device, collective=collective, timeout=settings["timeout"])
+
+
+def _on_gpu(collective: str, store: int, rank: int, size: int, control: Control, place: torch.device) -> Opener:
+    from tokenweave.comm.world import World
+
+    world = World.of_one_host(store, rank, size)
+    if collective == "symmetric":
+        from tokenweave.comm.symmetric import Symmetric
+
+        return Symmetric(control, world, place)
+    from tokenweave.comm.distributed_gpu import DistributedOnGpus
+
+    return DistributedOnGpus(world, place)
 
 
 def _restore_path(setup: dict[str, Any]) -> None:

@@ -30,7 +30,8 @@ class World:
         """Of ranks started by one caller: they meet through the memory file it handed down, and talk over loopback."""
 
         def join(timeout: timedelta) -> None:
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # whatever the caller has set for ranks on other hosts
+            # whatever the caller has set for ranks on other hosts
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
             store = dist.FileStore(f"/proc/self/fd/{store_fd}", size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
@@ -51,6 +52,7 @@ class World:
             # gloo would take the address of the host's own name, which on some is one that no other host can reach
             if name := own_interface():
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # else all that begin so
             dist.init_process_group("gloo", timeout=timeout)
 
         return World(rank, size, join)
@@ -84,6 +86,14 @@ class World:
         store = dist.distributed_c10d._get_default_store()
         store.set(self._key(f"{key}/{self.rank}"), text)
         return [store.get(self._key(f"{key}/{rank}")).decode() for rank in range(self.size)]
+
+    def agree(self, key: str, what: str, mine: str) -> None:
+        """Every rank comes to `what` with the same text. The key is used once. Raises CommunicationError."""
+        for rank, theirs in enumerate(self.exchange(key, mine)):
+            if theirs != mine:
+                raise CommunicationError(
+                    f"rank {rank} came to {what} with {theirs} where rank {self.rank} came with {mine}"
+                )
 
     def open_lanes(self, lanes: int, timeout: float) -> list[Streams]:
         """Streams for each lane: no two lanes share one. Raises CommunicationError if a rank cannot be reached."""

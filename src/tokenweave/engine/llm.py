@@ -286,7 +286,7 @@ def resolved(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     if device == "auto":
         # fewer would be shared by ranks that take turns
         wanted = 1 if config.collective == "emulated" else config.tensor_parallel_size
-        usable = gpu_count() >= wanted and config.collective in ("auto", "symmetric", "emulated")
+        usable = gpu_count() >= wanted and config.collective != "shared_memory"
         device = "cuda" if usable else "cpu"
     if dtype == "auto":  # matmuls in float16 run several times slower than in float32 on most CPUs
         dtype = "float32" if model.dtype == "float16" and device == "cpu" else model.dtype

@@ -79,14 +79,32 @@ class RowsOfChunks:
         self._module.launch("barrier", (lane.data_ptr(),), _LANE[:1], stream=stream)
 
 
-class PlainKernels:
-    """The same in Triton, on any GPU and for rows of any size: two kernels more an operation, in which ranks meet."""
+class PlainRows:
+    """What the kernels do with rows, in Triton: on any GPU, for rows of any size and without waits; on torch's current
+    stream, as Triton launches."""
 
-    def __init__(self, module: Module, hidden: int, whole: bool, rank: int, size: int) -> None:
+    def __init__(self, hidden: int, whole: bool, size: int) -> None:
         from tokenweave.comm.kernels.plain import BLOCK, move_rows
 
-        self._module, self._move, self._rank, self._size = module, move_rows, rank, size
+        self._move, self._size = move_rows, size
         self._constants = {"HIDDEN": hidden, "WHOLE": whole, "BLOCK": min(BLOCK, 1 << (hidden - 1).bit_length())}
+
+    def move(
+        self, operation: Operation, sources: torch.Tensor, targets: torch.Tensor, rows: torch.Tensor,
+        weight: torch.Tensor, *, first: int, own: int, eps: float, blocks: int,
+    ) -> None:  # fmt: skip
+        """See `kernels.plain`. sources, targets: int64 [size], which begin at multiples of 16 bytes."""
+        self._move[(max(1, min(blocks, own)),)](
+            sources, targets, rows, weight, first, own, eps, RANKS=self._size, OPERATION=int(operation), num_warps=8,
+            **self._constants,
+        )  # fmt: skip
+
+
+class PlainKernels:
+    """The operations by `PlainRows`: with two kernels more for each, in which ranks meet."""
+
+    def __init__(self, module: Module, plain: PlainRows, rank: int, size: int) -> None:
+        self._module, self._plain, self._rank, self._size = module, plain, rank, size
 
     def launch(
         self, operation: Operation, lane: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, *, tokens: int,
@@ -94,19 +112,11 @@ class PlainKernels:
     ) -> None:  # fmt: skip
         meeting = (lane.data_ptr(), int(operation), tokens)
         self._module.launch("come", meeting, _LANE, stream=stream)
-        self.move(operation, lane, rows, weight, tokens=tokens, own=own, eps=eps, blocks=blocks)
-        self._module.launch("leave", meeting, _LANE, stream=stream)
-
-    def move(
-        self, operation: Operation, lane: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, *, tokens: int,
-        own: int, eps: float, blocks: int,
-    ) -> None:  # fmt: skip
-        """The kernel between; on torch's current stream, as Triton launches."""
-        self._move[(max(1, min(blocks, own)),)](
-            lane[LaneWord.SOURCES :], lane[LaneWord.TARGETS :], rows, weight,
-            partition(tokens, self._size, self._rank).start, own, eps, RANKS=self._size,
-            OPERATION=int(operation), num_warps=8, **self._constants,
+        self._plain.move(
+            operation, lane[LaneWord.SOURCES :], lane[LaneWord.TARGETS :], rows, weight,
+            first=partition(tokens, self._size, self._rank).start, own=own, eps=eps, blocks=blocks,
         )  # fmt: skip
+        self._module.launch("leave", meeting, _LANE, stream=stream)
 
     def barrier(self, lane: torch.Tensor, stream: int) -> None:
         self._module.launch("barrier", (lane.data_ptr(),), _LANE[:1], stream=stream)
@@ -135,16 +145,21 @@ def multicast_kernels(dtype: torch.dtype, hidden: int, capability: tuple[int, in
 def plain_kernels(
     dtype: torch.dtype, hidden: int, capability: tuple[int, int], device: torch.device, *, rank: int, size: int
 ) -> PlainKernels:
-    """With every variant compiled and loaded: each has run once, on no rows."""
+    """With every variant compiled and loaded."""
     defines = {"ELEMENT": DTYPES.index(dtype), "HIDDEN": hidden}
     module = Module(compile_cuda(MEETING_FILES, defines, capability).cubin, _MEETING)
-    kernels = PlainKernels(module, hidden, hidden * dtype.itemsize % 16 == 0, rank, size)
-    lane = torch.zeros(LaneWord.FLAGS, dtype=torch.int64, device=device)
+    return PlainKernels(module, plain_rows(dtype, hidden, device, size=size), rank, size)
+
+
+def plain_rows(dtype: torch.dtype, hidden: int, device: torch.device, *, size: int) -> PlainRows:
+    """With every variant compiled and loaded: each has run once, on no rows."""
+    plain = PlainRows(hidden, hidden * dtype.itemsize % 16 == 0, size)
+    table = torch.zeros(size, dtype=torch.int64, device=device)
     rows = torch.zeros(16, dtype=dtype, device=device)
-    for weight in (rows, rows.float()):
-        for operation in (Operation.ALL_REDUCE_ADD_RMS_NORM, *_ENTRY):
-            kernels.move(operation, lane, rows, weight, tokens=0, own=0, eps=0.0, blocks=1)
-    return kernels
+    fused = Operation.ALL_REDUCE_ADD_RMS_NORM
+    for operation, weight in ((fused, rows.float()), (fused, rows), *((operation, rows) for operation in _ENTRY)):
+        plain.move(operation, table, table, rows, weight, first=0, own=0, eps=0.0, blocks=1)
+    return plain
 
 
 def address_on_gpu(address: int) -> int:

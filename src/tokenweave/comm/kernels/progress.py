@@ -1,0 +1,23 @@
+"""How far a lane has come, written by the GPU where the host reads it: before and after each operation of a library's.
+
+Launched with the operation, so that replays of a graph count too. The words are those of `vigil.Progress`.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["code", "rows", "columns"])
+def begin(count, progress, code, rows, columns):
+    """count: of the operations begun, in GPU memory. progress: memory of the host that the GPU reaches."""
+    begun = tl.load(count) + 1
+    tl.store(count, begun)
+    tl.store(progress + 1, code)
+    tl.store(progress + 2, rows)
+    tl.store(progress + 3, columns)
+    tl.store(progress, begun)
+
+
+@triton.jit
+def finish(count, progress):
+    tl.store(progress + 4, tl.load(count))

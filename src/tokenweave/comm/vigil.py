@@ -1,0 +1,150 @@
+"""The thread of a rank that sees an operation on the GPU not come to its end, and finds out why.
+
+NCCL waits for a rank that does not come for as long as the process lives, and says nothing of it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import numpy as np
+
+from tokenweave.comm.control import DEAD, LATE, MISMATCH
+from tokenweave.comm.operations import describe, explain
+from tokenweave.comm.streams import StreamError, Streams
+from tokenweave.comm.world import World
+
+_TICK = 0.1  # seconds between two looks
+_GRACE = 0.3  # seconds that an operation may still take after the connection to a peer has ended
+_ANSWER_SECONDS = 1.0  # what a rank that is there may take to say how far it has come
+_ASK, _ANSWER = 1, 2
+
+
+class Progress(IntEnum):
+    """Words of a lane, 64 bits each: how many operations have begun and how many are done, and of the last begun what
+    it is (see `operations`)."""
+
+    BEGUN = 0
+    CODE = 1
+    ROWS = 2
+    COLUMNS = 3
+    DONE = 4
+
+
+PROGRESS_WORDS = 8  # lanes begin at multiples of 64 bytes
+
+
+class Vigil:
+    """Ends the group when an operation has been under way for longer than the timeout, or when it is and a peer has
+    gone. Then, the account being there, it calls `abort`, which must end what waits on the GPU.
+
+    progress: int64 [lanes, PROGRESS_WORDS], written by the GPU. Who is late is who has begun fewer operations on the
+    lane, or does not answer; ranks that wait in unlike operations, of which they have begun as many, are told so.
+    streams: to every peer, for this thread alone.
+    """
+
+    def __init__(
+        self, world: World, streams: Streams, progress: np.ndarray, timeout: float, abort: Callable[[], None]
+    ) -> None:
+        self._world, self._streams, self._progress, self._timeout = world, streams, progress, timeout
+        self._abort = abort
+        self._peers = [peer for peer in range(world.size) if peer != world.rank]
+        self._gone: dict[int, float] = {}  # when their connections ended
+        self._since = [(0, 0.0)] * len(progress)  # the operation seen under way on each lane, and when first
+        self._answers: dict[int, np.ndarray] = {}
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tokenweave-vigil", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Peers see the connections end."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped.is_set() and self._world.ended is None:
+                self._listen(_TICK)
+                for lane in range(len(self._progress)):
+                    self._look(lane)
+            if self._world.ended is not None:
+                self._abort()
+        finally:
+            self._streams.close()
+
+    def _listen(self, seconds: float) -> None:
+        """Answer peers that ask, take in their answers, see who has gone."""
+        live = [peer for peer in self._peers if peer not in self._gone]
+        if not live:
+            time.sleep(seconds)
+            return
+        frame = np.empty(1 + self._progress.size, dtype=np.int64)
+        with self._noticing():
+            for peer in self._streams.ready(live, seconds):
+                self._streams.receive({peer: frame.data.cast("B")}, time.monotonic() + _ANSWER_SECONDS)
+                if frame[0] == _ASK:
+                    self._tell(peer, _ANSWER)
+                else:
+                    self._answers[peer] = frame[1:].reshape(self._progress.shape).copy()
+
+    def _tell(self, peer: int, kind: int) -> None:
+        frame = np.concatenate([[kind], self._progress.reshape(-1)])
+        with self._noticing():
+            self._streams.post(peer, frame.data.cast("B"))
+
+    def _look(self, lane: int) -> None:
+        words = self._progress[lane].copy()
+        begun, now = int(words[Progress.BEGUN]), time.monotonic()
+        if begun == words[Progress.DONE]:
+            self._since[lane] = (0, now)
+        elif self._since[lane][0] != begun:
+            self._since[lane] = (begun, now)
+        elif self._gone and now - max(self._since[lane][1], min(self._gone.values())) > _GRACE:
+            self._end([DEAD, min(self._gone, key=self._gone.__getitem__), lane, *_operation(words), 0, 0, 0])
+        elif now - self._since[lane][1] > self._timeout:
+            self._inquire(lane, words)
+
+    def _inquire(self, lane: int, words: np.ndarray) -> None:
+        """Ask the peers how far they have come, and end the group unless the operation is done after all."""
+        self._answers.clear()
+        asked = [peer for peer in self._peers if peer not in self._gone]
+        for peer in asked:
+            self._tell(peer, _ASK)
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while not self._gone and len(self._answers) < len(asked) and time.monotonic() < deadline:
+            self._listen(0.02)
+        if self._gone or self._progress[lane, Progress.DONE] == words[Progress.BEGUN]:
+            return  # the next look sees to it
+        silent = [peer for peer in asked if peer not in self._answers]
+        theirs = {peer: answer[lane] for peer, answer in self._answers.items()}
+        behind = sorted(theirs, key=lambda peer: theirs[peer][Progress.BEGUN])
+        mine = _operation(words)
+        if silent or theirs[behind[0]][Progress.BEGUN] < words[Progress.BEGUN]:
+            self._end([LATE, (silent or behind)[0], lane, *mine, 0, 0, 0])
+            return
+        for peer, answer in theirs.items():
+            if answer[Progress.BEGUN] == words[Progress.BEGUN] and _operation(answer) != mine:
+                self._end([MISMATCH, peer, lane, *mine, *_operation(answer)])
+                return
+        self._world.end(
+            f"rank {self._world.rank}: {describe(mine)} on lane {lane} did not end within {self._timeout:g} s, though "
+            "every rank came to it",
+            wait=False,
+        )
+
+    def _end(self, finding: list[int]) -> None:
+        self._world.end(explain([self._world.rank, *finding], self._timeout), wait=finding[0] == DEAD)
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Note a peer that has gone, or does not send what it has begun to."""
+        try:
+            yield
+        except StreamError as error:
+            self._gone.setdefault(error.peer, time.monotonic())
+
+
+def _operation(words: np.ndarray) -> list[int]:
+    return [int(word) for word in words[Progress.CODE : Progress.COLUMNS + 1]]

@@ -1,0 +1,177 @@
+"""Who is named when an operation on the GPU does not end. Ranks are threads, and what their GPUs write is made up."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from tokenweave.comm.operations import Operation
+from tokenweave.comm.streams import LOOPBACK, connect
+from tokenweave.comm.vigil import PROGRESS_WORDS, Progress, Vigil
+
+SUM = (Operation.ALL_REDUCE, 5, 64)  # float32
+TIMEOUT = 0.4
+
+
+class Worlds:
+    """What ranks share: the first account."""
+
+    def __init__(self) -> None:
+        self.first: str | None = None
+
+
+class Rank:
+    """One rank: its world, and what its GPU has written."""
+
+    def __init__(self, rank: int, size: int, shared: Worlds) -> None:
+        self.rank, self.size, self.ended, self._shared = rank, size, None, shared
+        self.progress = np.zeros((2, PROGRESS_WORDS), dtype=np.int64)
+        self.aborted = 0.0
+
+    def end(self, account: str, *, wait: bool) -> str:
+        deadline = time.monotonic() + (0.3 if wait else 0.0)
+        while self._shared.first is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._shared.first = self._shared.first or account
+        self.ended = self._shared.first
+        return self.ended
+
+    def abort(self) -> None:
+        assert self.ended is not None
+        self.aborted = time.monotonic()
+
+    def begin(self, lane: int, words: tuple[int, int, int] = SUM) -> None:
+        self.progress[lane, Progress.CODE : Progress.COLUMNS + 1] = words
+        self.progress[lane, Progress.BEGUN] += 1
+
+    def finish(self, lane: int) -> None:
+        self.progress[lane, Progress.DONE] = self.progress[lane, Progress.BEGUN]
+
+
+def on_ranks(size: int, run: Callable[[Rank], None], *, keep: float = 3.0) -> tuple[str | None, list[Rank]]:
+    """Run it on every rank, then wait for the end of its group, `keep` seconds at most. The account and the ranks."""
+    store, shared = dist.HashStore(), Worlds()
+
+    def rank(number: int) -> Rank:
+        here = Rank(number, size, shared)
+        streams = connect(store, "key", number, size, lanes=1, timeout=10.0, address=LOOPBACK)[0]
+        vigil = Vigil(here, streams, here.progress, TIMEOUT, here.abort)  # type: ignore[arg-type]
+        try:
+            run(here)
+            deadline = time.monotonic() + keep
+            while here.ended is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+        finally:
+            vigil.stop()
+        return here
+
+    with ThreadPoolExecutor(size) as pool:
+        ranks = list(pool.map(rank, range(size)))
+    return shared.first, ranks
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_a_rank_that_does_not_come_is_named_on_every_rank(size: int) -> None:
+    def run(rank: Rank) -> None:
+        rank.begin(0)
+        rank.finish(0)
+        if rank.rank != 1:
+            rank.begin(1)
+        else:
+            time.sleep(1.0)
+            rank.begin(1)  # too late: its peers have ended
+
+    account, ranks = on_ranks(size, run)
+    assert account is not None
+    assert "rank 1 did not come to all_reduce of [5, 64] float32 on lane 1 within 0.4 s" in account
+    assert [rank.ended for rank in ranks] == [account] * size
+    assert all(rank.aborted for rank in ranks)
+
+
+def test_the_rank_that_is_furthest_behind_is_named() -> None:
+    """Rank 0 waits for rank 2, which waits for rank 1 in the operation before."""
+
+    def behind(rank: Rank) -> None:
+        counts = {0: 3, 1: 1, 2: 2}
+        for _ in range(counts[rank.rank]):
+            rank.begin(0)
+            if rank.rank == 1:
+                rank.finish(0)
+
+    account, _ = on_ranks(3, behind, keep=1.2)
+    assert account is not None and account.startswith("rank 1 did not come to")
+
+
+def test_operations_that_end_in_time_are_left_alone() -> None:
+    """One after another for longer than the timeout, with pauses: the count moves, or there is nothing to wait for."""
+
+    def run(rank: Rank) -> None:
+        for _ in range(12):
+            rank.begin(0)
+            time.sleep(0.05)
+            rank.finish(0)
+            rank.begin(0)
+        rank.finish(0)
+        time.sleep(2 * TIMEOUT)
+
+    account, ranks = on_ranks(2, run, keep=0.0)
+    assert account is None
+    assert not any(rank.aborted for rank in ranks)
+
+
+def test_a_peer_that_goes_is_noticed_by_who_waits_for_it() -> None:
+    began = time.monotonic()
+
+    def run(rank: Rank) -> None:
+        if rank.rank == 1:
+            rank.ended = "gone"  # and its connections with it
+        else:
+            rank.begin(1)
+
+    account, ranks = on_ranks(3, run)
+    assert account is not None
+    assert account.startswith("rank 1 has died") and "all_reduce of [5, 64] float32 on lane 1" in account
+    assert all(rank.aborted < began + 2.0 for rank in ranks)
+
+
+def test_a_peer_that_goes_when_nobody_waits_is_no_failure() -> None:
+    def run(rank: Rank) -> None:
+        rank.begin(0)
+        rank.finish(0)
+        time.sleep(1.0 * (rank.rank == 0))
+
+    account, _ = on_ranks(2, run, keep=0.0)
+    assert account is None
+
+
+def test_ranks_that_wait_in_unlike_operations_are_told_so() -> None:
+    account, _ = on_ranks(2, lambda rank: rank.begin(0, (Operation.ALL_REDUCE, 5 + rank.rank, 64)))
+    assert account is not None and "came with" in account
+    assert all(words in account for words in ("all_reduce of [5, 64]", "all_reduce of [6, 64]", "on lane 0"))
+
+
+def test_an_operation_that_all_came_to_and_that_does_not_end() -> None:
+    account, _ = on_ranks(2, lambda rank: rank.begin(0))
+    assert account is not None
+    assert "all_reduce of [5, 64] float32 on lane 0 did not end within 0.4 s, though every rank came to it" in account
+
+
+def test_a_rank_that_does_not_answer_is_the_late_one() -> None:
+    """Stopped by a signal, say: it began as many as others, but its threads stand still."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(1) as pool:
+        opened = pool.submit(connect, store, "key", 1, 2, lanes=1, timeout=10.0, address=LOOPBACK)
+        streams = connect(store, "key", 0, 2, lanes=1, timeout=10.0, address=LOOPBACK)[0]
+        with closing(opened.result()[0]):
+            here = Rank(0, 2, Worlds())
+            vigil = Vigil(here, streams, here.progress, TIMEOUT, here.abort)  # type: ignore[arg-type]
+            here.begin(0)
+            deadline = time.monotonic() + 5.0
+            while here.ended is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            vigil.stop()
+    assert here.ended is not None and here.ended.startswith("rank 1 did not come to all_reduce of [5, 64]")
