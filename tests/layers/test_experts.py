@@ -123,3 +123,14 @@ def test_gradients() -> None:
     x = torch.randn(2, HIDDEN, dtype=torch.float64, requires_grad=True)
     inputs = (x, experts.router, experts.gate_up, experts.down)
     assert torch.autograd.gradcheck(lambda x, *_: experts(x, NONE, None), inputs)
+
+
+@pytest.mark.parametrize("columns, size, expected", [(31, 2, False), (64, 2, True), (64, 3, False), (48, 3, True)])
+def test_ranks_agree_on_whether_a_step_is_captured(columns: int, size: int, expected: bool) -> None:
+    """Of 31 columns one rank has 16, which torch's grouped matmul takes, and one 15: a rank alone cannot tell."""
+    config = experts_config()
+    assert config.experts is not None
+    config = replace(config, hidden_size=64, experts=replace(config.experts, intermediate_size=columns))
+    ranks = [Experts(config, shard(config, size, rank), dtype=torch.bfloat16) for rank in range(size)]
+    assert [rank.capturable for rank in ranks] == [expected] * size
+    assert not Experts(config, shard(config, size, 0), dtype=torch.float32).capturable

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tokenweave.config import ModelConfig, Shard
+from tokenweave.config import shard as one_shard
 from tokenweave.layers.activation import activate
 from tokenweave.layers.batch import Batch
 from tokenweave.layers.kernels.linear import project_rows
@@ -32,6 +33,8 @@ class Experts(nn.Module):
         super().__init__()
         assert config.experts is not None and config.gated_mlp
         self.config, self.experts, self.columns = config, config.experts, shard.expert_columns
+        every = [one_shard(config, shard.size, rank).expert_columns for rank in range(shard.size)]
+        self._every_ranks_columns = [columns.stop - columns.start for columns in every]
         own, count, hidden = self.columns.stop - self.columns.start, config.experts.count, config.hidden_size
 
         def weight(*shape: int) -> nn.Parameter:
@@ -88,13 +91,13 @@ class Experts(nn.Module):
 
     @property
     def capturable(self) -> bool:
-        """Whether torch's grouped matmul takes these experts on a GPU: the host need not know whose rows are whose."""
-        return self.down.dtype == torch.bfloat16 and self._aligned
+        """Whether torch's grouped matmul takes these experts on a GPU, on every rank: the host need not know whose rows
+        are whose. It wants rows of all operands to begin at multiples of 16 bytes.
 
-    @property
-    def _aligned(self) -> bool:
-        """Whether rows of all operands begin at multiples of 16 bytes, as torch's grouped matmul wants."""
-        return all(size * self.down.element_size() % 16 == 0 for size in self.down.shape[1:])
+        One answer for all ranks, since a step that is captured is padded, and ranks must come with as many rows.
+        """
+        widths = (self.config.hidden_size, *self._every_ranks_columns)
+        return self.down.dtype == torch.bfloat16 and all(width % 8 == 0 for width in widths)
 
     def _by_expert(self) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] | tuple[torch.Tensor, torch.Tensor]:
         """Both weights, to be indexed by expert. The gradient of an index is as large as all experts, for each of them
