@@ -134,6 +134,15 @@ def test_generate_on_two_nodes_prints_one_answer(model: Path) -> None:
     assert "2 ranks" in found[0][2] and "distributed" in found[0][2]
 
 
+@pytest.mark.multigpu
+def test_generate_on_two_gpus_prints_one_answer(model: Path) -> None:
+    words = ["-m", "tokenweave", "generate", "--raw", "w5 w9", "--model", str(model), "--max-tokens", "7"]
+    found = finished(torchrun(*words, "--ignore-eos", "--device", "cuda", "--mode", "weave"))
+    assert [code for code, _, _ in found] == [0], found
+    assert len(found[0][1].split()) == 7
+    assert "2 ranks" in found[0][2] and "distributed" in found[0][2]
+
+
 def test_a_killed_rank_is_told_to_the_other(model: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(f"""
@@ -172,7 +181,8 @@ def test_what_does_not_suit_the_world(monkeypatch: pytest.MonkeyPatch, model: Pa
         LLM(model, tensor_parallel_size=2)
     with pytest.raises(ValueError, match="pin cannot be used"):
         LLM(model, pin=True)
-    with pytest.raises(ValueError, match="run on CPUs"):
+    assert [suited(EngineConfig(device=device)).device for device in ("auto", "cpu", "cuda")] == ["cpu", "cpu", "cuda"]
+    with pytest.raises(ValueError, match="needs a GPU that torch can use"):
         LLM(model, device="cuda")
     with pytest.raises(ValueError, match="'shared_memory' cannot be used here"):
         LLM(model, collective="shared_memory")

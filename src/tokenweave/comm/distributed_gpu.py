@@ -53,11 +53,15 @@ class DistributedOnGpus:
             groups = [
                 self._free.pop() if self._free else nccl.connected(self._device, patience) for _ in range(shape.lanes)
             ]
-        return DistributedGpuCollective(shape, self._world, self._device, local, groups, self._free.extend)
+        return DistributedGpuCollective(shape, self._world, self._device, local, groups, self._release)
+
+    def _release(self, groups: list[dist.ProcessGroup]) -> None:
+        self._free.extend(groups)
 
     def close(self) -> None:
         """Leaves the world, unless process groups cannot be destroyed, for which that would wait."""
-        if self._world.ended is None and (not self._free or nccl.destroyed(self._free)):
+        free, self._free = self._free, []
+        if self._world.ended is None and (not free or nccl.destroyed(free)):
             self._world.close()
 
 

@@ -38,7 +38,8 @@ def world() -> tuple[int, int]:
 
 
 def suited(config: EngineConfig) -> EngineConfig:
-    """The config with the world's tensor-parallel size. Raises ValueError for one that asks for something else."""
+    """The config with the world's tensor-parallel size; on CPUs unless GPUs are asked for, as hosts may differ in what
+    they have. Raises ValueError for one that asks for something else."""
     _, size = world()
     if config.tensor_parallel_size not in (1, size):
         raise ValueError(
@@ -47,9 +48,8 @@ def suited(config: EngineConfig) -> EngineConfig:
         )
     if config.pin:
         raise ValueError("pin cannot be used here: who has started the ranks decides where they run")
-    if config.device == "cuda":
-        raise ValueError("ranks that were started together run on CPUs; for GPUs make the LLM in one process")
-    return replace(config, tensor_parallel_size=size, device="cpu")
+    device = "cpu" if config.device == "auto" else config.device
+    return replace(config, tensor_parallel_size=size, device=device)
 
 
 class StreamChannel:
@@ -132,19 +132,15 @@ class JoinedRanks:
     """
 
     def __init__(self, directory: Path, config: EngineConfig) -> None:
-        from tokenweave.comm.distributed import Distributed
-        from tokenweave.comm.group import Group
+        from tokenweave.comm.environment import group_of
         from tokenweave.comm.ladder import choose
         from tokenweave.comm.world import World
 
         rung = choose(config.collective, config.device, one_caller=False)
         joined = World.of_environment()
         self.rank, self._timeout = joined.rank, config.timeout
+        self._group = group_of(joined, rung, config.device, config.timeout)
         steps, events = joined.open_lanes(2, config.timeout)
-        self._group = Group(
-            joined.rank, joined.size, device=config.device, collective=rung, timeout=config.timeout,
-            opener=Distributed(joined),
-        )  # fmt: skip
         self._steps = StreamChannel(steps, joined.rank, joined.size, config.timeout)
         self._mirror = StreamChannel(events, joined.rank, joined.size, config.timeout)
         self._caller = _LeadCaller(self._mirror)
@@ -203,6 +199,8 @@ class JoinedRanks:
         try:
             if config.threads is not None:
                 torch.set_num_threads(config.threads)
+            if self._group.device.type == "cuda":
+                torch.cuda.set_device(self._group.device)  # of this thread
             run(self._group, self._caller, self._steps, directory, config)
         except BaseException as error:
             self._failure = error

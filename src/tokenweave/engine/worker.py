@@ -51,7 +51,7 @@ def run(group: Group, caller: Caller, channel: StepChannel, directory: Path, con
     dtype = getattr(torch, config.dtype)
     make = random_model if config.weights == "random" else load_model
     model = make(directory, rank=group.rank, size=group.size, dtype=dtype, device=str(group.device))
-    cache = _open_cache(model, config, channel)
+    cache = _open_cache(model, config, group, channel)
     keep_freed_memory()
     on_gpu = group.device.type == "cuda"
     if not on_gpu:
@@ -75,7 +75,7 @@ def run(group: Group, caller: Caller, channel: StepChannel, directory: Path, con
             _follow(channel, runner)
 
 
-def _open_cache(model: Decoder, config: EngineConfig, channel: StepChannel) -> KVCache:
+def _open_cache(model: Decoder, config: EngineConfig, group: Group, channel: StepChannel) -> KVCache:
     """A cache of the same number of blocks on every rank: what the rank with the least room can hold."""
     model_config, context, block_size = model.config, config.max_model_len, config.block_size
     assert context is not None and block_size is not None
@@ -85,7 +85,7 @@ def _open_cache(model: Decoder, config: EngineConfig, channel: StepChannel) -> K
         block_size=block_size,
         context=context,
         requests=config.max_running_requests,
-        free=_room(model, config),
+        free=_room(model, config, group),
     )
     return KVCache.zeros(
         model_config.num_hidden_layers,
@@ -98,10 +98,11 @@ def _open_cache(model: Decoder, config: EngineConfig, channel: StepChannel) -> K
     )
 
 
-def _room(model: Decoder, config: EngineConfig) -> int:
+def _room(model: Decoder, config: EngineConfig, group: Group) -> int:
     ranks = 1 if config.emulation is not None else model.shard.size
-    if torch.device(model.device).type == "cuda":
-        return default_gpu_memory(ranks, torch.device(model.device))
+    if group.device.type == "cuda":
+        # over NCCL each has a GPU of its own, on whichever host
+        return default_gpu_memory(1 if group.collective == "distributed" else ranks, group.device)
     return default_memory(ranks)
 
 
