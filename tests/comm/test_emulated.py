@@ -53,9 +53,9 @@ def test_published_times() -> None:
 
 
 def test_it_goes_with_its_collective() -> None:
-    with pytest.raises(ValueError, match="belong together"):
+    with pytest.raises(ValueError, match="is for tune and the benchmarks"):
         start_ranks("os:getpid", 8, collective="emulated", device="cuda")
-    with pytest.raises(ValueError, match="belong together"):
+    with pytest.raises(ValueError, match="needs the collective 'emulated', got 'auto'"):
         start_ranks("os:getpid", 8, device="cuda", emulation=emulation())
 
 

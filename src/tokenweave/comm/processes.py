@@ -61,9 +61,11 @@ def start_ranks(
         raise ValueError(f"timeout must be positive, got {timeout}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be at least 1, got {threads}")
-    if (collective == "emulated") != (emulation is not None):
-        raise ValueError("the collective 'emulated' and an emulation belong together")
     rung = choose(collective, device)
+    if collective == "emulated" and emulation is None:
+        raise ValueError("collective 'emulated' is for tune and the benchmarks, by --emulate-tp: its results are wrong")
+    if collective != "emulated" and emulation is not None:
+        raise ValueError(f"an emulation needs the collective 'emulated', got {collective!r}")
     processes = size if emulation is None else 1
     cores = sorted(os.sched_getaffinity(0))
     if pin and processes > len(cores):
