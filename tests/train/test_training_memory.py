@@ -22,6 +22,10 @@ SPARSE = replace(
     CONFIG, architecture="MixtralForCausalLM", num_hidden_layers=2, intermediate_size=704,
     experts=ExpertsConfig(count=4, per_token=2, intermediate_size=704, layers=(True, True), normalised=True),
 )  # fmt: skip
+EXAMPLE = replace(
+    CONFIG, vocab_size=1024, hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, tie_word_embeddings=True,
+)  # fmt: skip
 
 
 def planned(config: ModelConfig, size: int, training: TrainingConfig) -> TrainingPlan:
@@ -44,6 +48,7 @@ def planned(config: ModelConfig, size: int, training: TrainingConfig) -> Trainin
         (DEEP, 2, {"length": 128, "recompute": True}),
         (SPARSE, 2, {"batch_size": 4}),
         (WORDS, 2, {"dtype": "bfloat16", "batch_size": 4, "accumulation": 2}),
+        (EXAMPLE, 2, {"dtype": "bfloat16", "batch_size": 16, "length": 128, "steps": 40}),  # gaps could grow
     ],
 )
 def test_plan_and_measurement(config: ModelConfig, size: int, settings: dict[str, Any]) -> None:

@@ -6,9 +6,8 @@ from tokenweave.config import ModelConfig, Shard, shard
 from tokenweave.plan.analytical import DTYPE_BYTES
 from tokenweave.plan.memory import TrainingMemory, rank_parameters, training_memory
 
-SYSTEM_BLOCK = 1 << 20  # bytes from which on a CPU rank's blocks come from the system itself, see train.memory
-# Smaller ones share a heap, in which those that come and go leave gaps: 30 to 45 MB beside 65 MB of activations.
-HEAP_GAPS = 0.5
+SYSTEM_BLOCK = 4 << 20  # bytes from which on a CPU rank's blocks come from the system itself, see train.heap
+HEAP_GAPS = 0.1  # of smaller ones, which share a heap: those that come and go leave gaps, 0 to 16 MB beside 50
 SMALL_THINGS = 4 << 20  # bytes: graphs, kernels' arrays, the interpreter; a tiny model takes 3 to 4 MB over its plan
 NARROW_PRODUCTS = 11 << 20  # bytes of what oneDNN compiles for bfloat16 products of a decoder's dozen shapes
 
