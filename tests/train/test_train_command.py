@@ -101,6 +101,30 @@ def test_goes_on_at_another_tp(files: Path) -> None:
     assert max(differences) <= 1e-4
 
 
+def test_a_finished_run_is_given_more_steps(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = [*words(files, "more"), "--steps", "12"]  # the last of an option counts
+    assert main(first) == 0
+    assert main(words(files, "more")) == 0
+    assert "had 12 steps and now has 40" in capsys.readouterr().err
+    found, whole = curve(files, "more"), curve(files, "whole")
+    assert found[:4] == whole[:4]  # the warm-up is the same
+    assert found[13:] != whole[13:] and found[-1] < 0.8 * found[11]
+    rows = [json.loads(line) for line in (files / "more" / "losses.jsonl").read_text().splitlines()]
+    reference = [json.loads(line) for line in (files / "whole" / "losses.jsonl").read_text().splitlines()]
+    assert [row["learning_rate"] for row in rows[12:]] == [row["learning_rate"] for row in reference[12:]]
+    assert main(first) == 2 and "a run of 40 steps" in capsys.readouterr().err
+
+
+def test_dropout_of_the_config_is_told(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {"attention_dropout": 0.1, "resid_pdrop": 0.25, "embd_pdrop": 0.0, "classifier_dropout": 0.5}
+    (files / "dropout.json").write_text(json.dumps(CONFIG | asked))
+    arguments = [*words(files, "dropout"), "--new", str(files / "dropout.json"), "--steps", "2"]
+    assert main(arguments) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "dropout is not applied" in line]
+    assert len(said) == 1 and "attention_dropout 0.1, resid_pdrop 0.25" in said[0] and "0.5" not in said[0]
+    assert main([*words(files, "plain"), "--steps", "2"]) == 0 and "dropout" not in capsys.readouterr().err
+
+
 def test_further_training_of_a_model(files: Path) -> None:
     arguments = words(files, "further")
     arguments[2:4] = ["--model", str(files / "whole" / "model")]

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tokenweave.config.foreign import read_config
-from tokenweave.engine.config import COLLECTIVES
+from tokenweave.engine.config import COLLECTIVES, DEVICES
 from tokenweave.plan.training import TrainingPlan, plan_training
 from tokenweave.train import prepare
 from tokenweave.train.config import DTYPES, TrainingConfig, head_chunk
@@ -69,6 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name.replace('_', '-')}", type=type(default), default=default, help=_shown(text, default)
         )
     parser.add_argument(
+        "--device", choices=DEVICES, default=Run.device, help=_shown("where the ranks compute", Run.device)
+    )
+    parser.add_argument(
         "--collective", choices=COLLECTIVES, default=Run.collective, help="how the ranks reach each other"
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the loss to this .png or .svg file")
@@ -85,9 +88,12 @@ def run(args: argparse.Namespace) -> int:
     model = None if args.model is None else _directory(args.model, config.dtype)
     this = Run(
         out=args.out, model=model, tensor_parallel_size=args.tp, held_out=args.held_out, collective=args.collective,
-        evaluate_every=args.evaluate_every, checkpoint_every=args.checkpoint_every,
+        evaluate_every=args.evaluate_every, checkpoint_every=args.checkpoint_every, device=args.device,
     )  # fmt: skip
     _prepare(this, config, args)
+    if asked := prepare.dropout(this.out / MODEL):
+        listed = ", ".join(f"{name} {value}" for name, value in asked.items())
+        print(f"tokenweave: dropout is not applied, though the model's config has {listed}", file=sys.stderr)
     described = read_config(this.out / MODEL)
     if config.length > described.max_position_embeddings:
         raise ValueError(
@@ -112,7 +118,12 @@ def _prepare(this: Run, config: TrainingConfig, args: argparse.Namespace) -> Non
     texts, digest = prepare.read_texts(args.text)
     if (this.out / SETTINGS).is_file():
         if latest(this.out / CHECKPOINTS) is not None:
-            agree(this, config, digest)
+            if had := agree(this, config, digest):
+                print(
+                    f"tokenweave: the run had {had} steps and now has {config.steps}; from its last checkpoint on the "
+                    f"learning rate is that of {config.steps}",
+                    file=sys.stderr,
+                )
             return
         (this.out / SETTINGS).unlink()  # refused, or ended before there was anything to go on with
     if this.model is None:

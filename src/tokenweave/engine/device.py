@@ -16,3 +16,10 @@ def gpu_count() -> int:
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+def device_for(device: str, ranks: int, collective: str) -> str:
+    """The device; for "auto" GPUs where each rank has one (fewer would be shared, in turns), else the CPU."""
+    if device != "auto":
+        return device
+    return "cuda" if collective != "shared_memory" and gpu_count() >= ranks else "cpu"

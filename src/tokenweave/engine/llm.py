@@ -21,7 +21,7 @@ from tokenweave.engine import joined
 from tokenweave.engine.client import Arrival, EngineClient, Inbox
 from tokenweave.engine.completion import Answer, Completion
 from tokenweave.engine.config import EngineConfig
-from tokenweave.engine.device import gpu_count
+from tokenweave.engine.device import device_for
 from tokenweave.engine.events import Ready
 from tokenweave.engine.joined import JoinedRanks
 from tokenweave.engine.params import SamplingParams
@@ -282,12 +282,8 @@ def resolved(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     longest = model.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ValueError(f"max_model_len is {config.max_model_len}, but the model's context is {longest} tokens")
-    dtype, device = config.dtype, config.device
-    if device == "auto":
-        # fewer would be shared by ranks that take turns
-        wanted = 1 if config.collective == "emulated" else config.tensor_parallel_size
-        usable = gpu_count() >= wanted and config.collective != "shared_memory"
-        device = "cuda" if usable else "cpu"
+    processes = 1 if config.collective == "emulated" else config.tensor_parallel_size
+    dtype, device = config.dtype, device_for(config.device, processes, config.collective)
     if dtype == "auto":  # matmuls in float16 run several times slower than in float32 on most CPUs
         dtype = "float32" if model.dtype == "float16" and device == "cpu" else model.dtype
     return replace(

@@ -68,6 +68,16 @@ def prepare_from(out: Path, model: Path, dtype: str) -> None:
     write_whole(directory / "config.json", json.dumps(fields, indent=1) + "\n")
 
 
+def dropout(directory: Path) -> dict[str, float]:
+    """The dropout that a config.json asks for, by field: training applies none."""
+    return {
+        name: value
+        for name, value in read_json(directory / "config.json").items()
+        if ("dropout" in name or name.endswith("pdrop")) and name != "classifier_dropout"
+        and isinstance(value, int | float) and value > 0
+    }  # fmt: skip
+
+
 def make_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     """Byte-level BPE, as GPT-2's: any text can be written with it. Raises ValueError below its 257 tokens."""
     if vocab_size < 257:

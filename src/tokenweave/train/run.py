@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenweave.comm.processes import start_ranks
+from tokenweave.engine.device import device_for
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.heap import heap_settings
 
@@ -37,7 +38,7 @@ class Run:
     evaluate_every: int = 200
     checkpoint_every: int = 200
     collective: str = "auto"
-    device: str = "cpu"
+    device: str = "auto"
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -75,30 +76,42 @@ class Finished:
     held_out: float | None
 
 
-def agree(run: Run, config: TrainingConfig, text: str) -> None:
+def agree(run: Run, config: TrainingConfig, text: str) -> int | None:
     """Keep the settings of a new run; of a resumed one raise ValueError that names the first that differs.
 
-    text: the hash of the text.
+    text: the hash of the text. A run may be given more steps than it had, which it then has: returns how many it had.
     """
     path = run.out / SETTINGS
     mine = asdict(config) | {"held_out": run.held_out, "text": text}
     if not path.is_file():
-        write_whole(path, json.dumps(mine, indent=1) + "\n")
-        return
+        _write_settings(path, mine)
+        return None
     theirs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    had = int(theirs["steps"])
+    if config.steps < had:
+        raise ValueError(f"{run.out} holds a run of {had} steps; steps must be at least as many, got {config.steps}")
     for name, value in mine.items():
-        if theirs.get(name) != value:
+        if theirs.get(name) != value and name != "steps":
             raise ValueError(
                 f"{run.out} holds a run with {name} {theirs.get(name)}, not {value}; give another --out, or the same "
                 f"settings to go on with it"
             )
+    if config.steps == had:
+        return None
+    _write_settings(path, mine)
+    return had
+
+
+def _write_settings(path: Path, settings: dict[str, Any]) -> None:
+    write_whole(path, json.dumps(settings, indent=1) + "\n")
 
 
 def carry_out(run: Run, config: TrainingConfig) -> Iterator[Progress | Finished | list[Any]]:
     """Start the ranks; yields what rank 0 tells, then the list of every rank's `MeasuredMemory`."""
+    device = device_for(run.device, run.tensor_parallel_size, run.collective)
     with start_ranks(
         "tokenweave.train.worker:main", run.tensor_parallel_size, (run, config),
-        collective=run.collective, device=run.device, threads=run.threads, environment=heap_settings(),
+        collective=run.collective, device=device, threads=run.threads, environment=heap_settings(),
     ) as ranks:  # fmt: skip
         while True:
             message = ranks.receive(0)
