@@ -52,13 +52,20 @@ class Rank:
         self.progress[lane, Progress.DONE] = self.progress[lane, Progress.BEGUN]
 
 
-def on_ranks(size: int, run: Callable[[Rank], None], *, keep: float = 3.0) -> tuple[str | None, list[Rank]]:
-    """Run it on every rank, then wait for the end of its group, `keep` seconds at most. The account and the ranks."""
+def on_ranks(
+    size: int, run: Callable[[Rank], None], *, keep: float = 3.0, silent: int | None = None
+) -> tuple[str | None, list[Rank]]:
+    """Run it on every rank, then wait for the end of its group, `keep` seconds at most. The account and the ranks.
+    silent: a rank whose thread stands still."""
     store, shared = dist.HashStore(), Worlds()
 
     def rank(number: int) -> Rank:
         here = Rank(number, size, shared)
         streams = connect(store, "key", number, size, lanes=1, timeout=10.0, address=LOOPBACK)[0]
+        if number == silent:
+            with closing(streams):
+                time.sleep(keep)
+            return here
         vigil = Vigil(here, streams, here.progress, TIMEOUT, here.abort)  # type: ignore[arg-type]
         try:
             run(here)
@@ -161,17 +168,7 @@ def test_an_operation_that_all_came_to_and_that_does_not_end() -> None:
 
 
 def test_a_rank_that_does_not_answer_is_the_late_one() -> None:
-    """Stopped by a signal, say: it began as many as others, but its threads stand still."""
-    store = dist.HashStore()
-    with ThreadPoolExecutor(1) as pool:
-        opened = pool.submit(connect, store, "key", 1, 2, lanes=1, timeout=10.0, address=LOOPBACK)
-        streams = connect(store, "key", 0, 2, lanes=1, timeout=10.0, address=LOOPBACK)[0]
-        with closing(opened.result()[0]):
-            here = Rank(0, 2, Worlds())
-            vigil = Vigil(here, streams, here.progress, TIMEOUT, here.abort)  # type: ignore[arg-type]
-            here.begin(0)
-            deadline = time.monotonic() + 5.0
-            while here.ended is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            vigil.stop()
-    assert here.ended is not None and here.ended.startswith("rank 1 did not come to all_reduce of [5, 64]")
+    """Stopped by a signal, say: its peers have begun the same operation."""
+    account, ranks = on_ranks(3, lambda rank: rank.begin(0), silent=1, keep=2.5)
+    assert account is not None and account.startswith("rank 1 did not come to all_reduce of [5, 64]")
+    assert ranks[0].aborted and ranks[2].aborted

@@ -20,7 +20,7 @@ from tokenweave.comm.vigil import Vigil
 from tokenweave.comm.world import World
 
 _PATIENCE_SECONDS = 120.0  # beyond the deadline, until torch writes to its log that an operation is late
-_FAREWELL_SECONDS = 2.0  # how long a rank that closes waits for those that have not come to that
+_FAREWELL_SECONDS = 1.0  # how long a rank that closes waits for those that have not come to that
 
 
 @dataclass(frozen=True)

@@ -36,18 +36,19 @@ class GpuRows:
         self._device, self._kernels = device, kernels
         self._plain: PlainRows = plain_rows(shape.dtype, shape.hidden_size, device, size=size)
         self.progress = torch.zeros(shape.lanes, PROGRESS_WORDS, dtype=torch.int64, device="cpu").pin_memory()
-        self._counts = torch.zeros(shape.lanes, PROGRESS_WORDS, dtype=torch.int64, device=device)
+        counts = torch.zeros(shape.lanes, PROGRESS_WORDS, dtype=torch.int64, device=device)
+        self._lanes = list(zip(counts, self.progress, strict=True))
         self.begin(0, (0, 0, 0))  # compiled before a capture
         self.finish(0)
         torch.cuda.synchronize(device)
 
     def begin(self, lane: int, words: tuple[int, int, int]) -> None:
         """The lane's next operation, words being what it is, has come to its turn on the current stream."""
-        self._kernels.begin[(1,)](self._counts[lane], self.progress[lane], *words, num_warps=1)
+        self._kernels.begin[(1,)](*self._lanes[lane], *words, num_warps=1)
 
     def finish(self, lane: int) -> None:
         """It is done."""
-        self._kernels.finish[(1,)](self._counts[lane], self.progress[lane], num_warps=1)
+        self._kernels.finish[(1,)](*self._lanes[lane], num_warps=1)
 
     def combine(
         self, operation: Operation, packed: PackedLane, rows: torch.Tensor, weight: torch.Tensor, *, own: int,
