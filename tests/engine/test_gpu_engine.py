@@ -30,4 +30,5 @@ def test_scores_and_answers(mode: str, tmp_path: Path) -> None:
         answers = [[a.token_ids for a in llm.generate(PROMPTS, params, progress=False)] for _ in range(2)]
         assert answers[0] == answers[1]
         assert all(stats.compute > 0 for stats in llm.stats())
-        assert llm.stats()[-1].graph_memory > 0
+        if mode == "auto":  # two lanes of so small a model fit what the pool begins with
+            assert llm.stats()[0].graph_memory < llm.stats()[-1].graph_memory
