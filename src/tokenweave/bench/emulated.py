@@ -8,6 +8,7 @@ from typing import Any
 from tokenweave.bench.dimensions import DIMENSIONS, model_directory
 from tokenweave.bench.emulation import published_emulation
 from tokenweave.comm.emulated import TRAFFIC
+from tokenweave.engine.device import device_for
 
 MODEL_HELP = (
     f"directory, .gguf file or hub id; default: the demo model. {', '.join(DIMENSIONS)}: random weights of its "
@@ -50,6 +51,12 @@ def chosen_model(args: argparse.Namespace) -> tuple[str | Path | None, dict[str,
 def beside_others(options: dict[str, Any]) -> dict[str, Any]:
     """Options of chosen_model for one of several engines of random weights that live on the same GPUs at once."""
     return options | dict(max_model_len=MODEL_LENGTH, kv_cache_memory=CACHE) if options else options
+
+
+def plainly(mode: str, size: int) -> dict[str, Any]:
+    """serial and reordered on GPUs go by NCCL, as in other engines, and not by this package's own kernels."""
+    plain = mode in ("serial", "reordered") and size > 1 and device_for("auto", size, "auto") == "cuda"
+    return {"collective": "distributed"} if plain else {}
 
 
 def label(args: argparse.Namespace) -> str:

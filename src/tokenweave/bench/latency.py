@@ -80,7 +80,7 @@ def _competitors(args: argparse.Namespace, dtype: str, stack: ExitStack) -> list
     competitors = []
     for size in args.tp:
         for mode in args.mode:
-            options = dict(dtype=dtype) | emulated.beside_others(model_options)
+            options = dict(dtype=dtype) | emulated.beside_others(model_options) | emulated.plainly(mode, size)
             llm = stack.enter_context(
                 LLM(model, tensor_parallel_size=size, mode=mode, threads=1, enable_prefix_caching=False, **options)
             )

@@ -99,6 +99,8 @@ def _open(args: argparse.Namespace, mode: str) -> LLM:
     options = dict(mode=mode, max_tokens_per_step=args.chunk, enable_prefix_caching=False)
     model, model_options = emulated.chosen_model(args)
     engine = dict(tensor_parallel_size=args.tp, dtype=args.dtype) | emulated.beside_others(model_options)
+    if not args.emulate_tp:
+        engine |= emulated.plainly(mode, args.tp)
     return LLM(model, **engine, **options)
 
 
