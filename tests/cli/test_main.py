@@ -28,7 +28,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"tokenweave {version('tokenweave')}\n"
 
 
-@pytest.mark.parametrize("words", [[], ["nothing"], ["bench", "nothing"]])
+@pytest.mark.parametrize("words", [[], ["nothing"], ["bench", "nothing"], ["nothing", "bench"], ["nothing", "--help"]])
 def test_no_such_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert capsys.readouterr().err.count("\n") == (1 if words else len(COMMANDS) + 3)

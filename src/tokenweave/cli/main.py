@@ -82,7 +82,7 @@ def _usage(words: Sequence[str]) -> int:
         print(f"tokenweave {version('tokenweave')}")
         return 0
     group = "bench" if words[:1] == ["bench"] else ""
-    asked = bool(words) and words[-1] in ("-h", "--help", "bench")
+    asked = bool(words) and [word for word in words if word not in ("-h", "--help")] in ([], ["bench"])
     if words and not asked:
         print(
             f"tokenweave: error: no command {' '.join(words[:2])!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr
