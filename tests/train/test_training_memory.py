@@ -28,11 +28,11 @@ EXAMPLE = replace(
 )  # fmt: skip
 
 
-def planned(config: ModelConfig, size: int, training: TrainingConfig) -> TrainingPlan:
+def planned(config: ModelConfig, size: int, training: TrainingConfig, device: str = "cpu") -> TrainingPlan:
     return plan_training(
         config, size, tokens=training.tokens, dtype=training.dtype, wide_gradients=training.accumulation > 1,
         head_tokens=head_chunk(training.tokens, config.vocab_size), recompute=training.recompute,
-        sequence_parallel=training.sequence_parallel,
+        sequence_parallel=training.sequence_parallel, device=device,
     )  # fmt: skip
 
 
@@ -73,4 +73,16 @@ def test_parts_of_the_plan() -> None:
     assert plan.states == 16 * plan.memory.weights // 4
     assert planned(CONFIG, 2, replace(training, recompute=True)).activations < plan.activations / 4
     assert planned(CONFIG, 2, replace(training, sequence_parallel=False)).activations > plan.activations
+    assert plan.peak == plan.states + plan.activations + max(plan.head, plan.backward) + _of_a_process(plan)
     assert plan.gaps < planned(CONFIG, 2, replace(training, batch_size=2)).gaps * 2
+
+
+def _of_a_process(plan: TrainingPlan) -> int:
+    return plan.gaps + plan.libraries + plan.buffers
+
+
+def test_a_gpus_plan_is_of_tensors_alone() -> None:
+    training = TrainingConfig(batch_size=8, length=256, dtype="bfloat16")
+    cpu, gpu = (planned(CONFIG, 2, training, device=device) for device in ("cpu", "cuda"))
+    assert gpu.states == cpu.states and _of_a_process(gpu) == 0
+    assert gpu.peak == cpu.peak - _of_a_process(cpu)

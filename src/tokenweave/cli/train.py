@@ -10,7 +10,8 @@ from typing import Any
 from tqdm import tqdm
 
 from tokenweave.config.foreign import read_config
-from tokenweave.engine.config import COLLECTIVES, DEVICES
+from tokenweave.engine.config import COLLECTIVES, DEVICES, EngineConfig
+from tokenweave.engine.device import device_for
 from tokenweave.plan.training import TrainingPlan, plan_training
 from tokenweave.train import prepare
 from tokenweave.train.config import DTYPES, TrainingConfig, head_chunk
@@ -69,7 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{name.replace('_', '-')}", type=type(default), default=default, help=_shown(text, default)
         )
     parser.add_argument(
-        "--device", choices=DEVICES, default=Run.device, help=_shown("where the ranks compute", Run.device)
+        "--device",
+        choices=DEVICES,
+        default=EngineConfig.device,
+        help=_shown("where the ranks compute", EngineConfig.device),
     )
     parser.add_argument(
         "--collective", choices=COLLECTIVES, default=Run.collective, help="how the ranks reach each other"
@@ -88,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
     model = None if args.model is None else _directory(args.model, config.dtype)
     this = Run(
         out=args.out, model=model, tensor_parallel_size=args.tp, held_out=args.held_out, collective=args.collective,
-        evaluate_every=args.evaluate_every, checkpoint_every=args.checkpoint_every, device=args.device,
+        evaluate_every=args.evaluate_every, checkpoint_every=args.checkpoint_every,
+        device=device_for(args.device, args.tp, args.collective),
     )  # fmt: skip
     _prepare(this, config, args)
     if asked := prepare.dropout(this.out / MODEL):
@@ -103,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     planned = plan_training(
         described, this.tensor_parallel_size, tokens=config.tokens, dtype=config.dtype,
         head_tokens=head_chunk(config.tokens, described.vocab_size), wide_gradients=config.accumulation > 1,
-        sequence_parallel=config.sequence_parallel, recompute=config.recompute,
+        sequence_parallel=config.sequence_parallel, recompute=config.recompute, device=this.device,
     )  # fmt: skip
     losses = LossFile(this)
     _train(this, config, losses, planned)

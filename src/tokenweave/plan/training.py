@@ -49,11 +49,12 @@ def plan_training(
     sequence_parallel: bool = True,
     recompute: bool = False,
     wide_gradients: bool = False,
+    device: str = "cpu",
 ) -> TrainingPlan:
     """Of the heaviest of `size` ranks, for `tokens` tokens at once, the head in chunks of `head_tokens`.
 
     wide_gradients: narrow gradients accumulate in float32. Buffers are those of ranks that share memory: each maps
-    every rank's.
+    every rank's. On "cuda" there are neither these nor gaps nor libraries: what torch's allocator hands out is counted.
     """
     element = DTYPE_BYTES[dtype]
     parts = [shard(config, size, rank) for rank in range(size)]
@@ -76,14 +77,17 @@ def plan_training(
     )  # a stage
     norm = (5 if narrow else 4) * own * hidden * 4 + front[2]  # float32 rows
     sums = _expert_gradients(config, heaviest) * element if sparse else 0
+    gaps = int(HEAP_GAPS * sum(block for block in kept + again if block < SYSTEM_BLOCK))
+    libraries = SMALL_THINGS + (NARROW_PRODUCTS if narrow else 0)
+    process = device == "cpu"
     return TrainingPlan(
         memory=training_memory(config, size, element=element, float32_gradients=wide_gradients),
         activations=sum(kept),
-        gaps=int(HEAP_GAPS * sum(block for block in kept + again if block < SYSTEM_BLOCK)),
+        gaps=gaps if process else 0,
         head=front[2] + vocabulary * hidden * 4 + product + 2 * logits,
         backward=max(norm, tokens * _backward(config, heaviest) * element + 2 * front[2] + sum(again) + sums),
-        libraries=SMALL_THINGS + (NARROW_PRODUCTS if narrow else 0),
-        buffers=size * front[2],
+        libraries=libraries if process else 0,
+        buffers=size * front[2] if process else 0,
     )
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenweave.comm.processes import start_ranks
-from tokenweave.engine.device import device_for
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.heap import heap_settings
 
@@ -38,7 +37,7 @@ class Run:
     evaluate_every: int = 200
     checkpoint_every: int = 200
     collective: str = "auto"
-    device: str = "auto"
+    device: str = "cpu"
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -108,10 +107,10 @@ def _write_settings(path: Path, settings: dict[str, Any]) -> None:
 
 def carry_out(run: Run, config: TrainingConfig) -> Iterator[Progress | Finished | list[Any]]:
     """Start the ranks; yields what rank 0 tells, then the list of every rank's `MeasuredMemory`."""
-    device = device_for(run.device, run.tensor_parallel_size, run.collective)
+    heap = heap_settings() if run.device == "cpu" else None
     with start_ranks(
         "tokenweave.train.worker:main", run.tensor_parallel_size, (run, config),
-        collective=run.collective, device=device, threads=run.threads, environment=heap_settings(),
+        collective=run.collective, device=run.device, threads=run.threads, environment=heap,
     ) as ranks:  # fmt: skip
         while True:
             message = ranks.receive(0)
