@@ -1,5 +1,7 @@
 """Models of drawn weights: every parameter filled, activations of normal size, the same again for a seed."""
 
+from pathlib import Path
+
 import torch
 
 from tokenweave import LLM, SamplingParams
@@ -28,6 +30,23 @@ def test_every_parameter_is_filled_and_of_normal_size() -> None:
     again = Decoder(CONFIG, shard(CONFIG, 1, 0), dtype=torch.float32)
     randomise(again, seed=3)
     assert all(a.equal(b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_what_all_ranks_hold_whole_is_alike_on_them(tmp_path: Path) -> None:
+    """A router of its own on every rank would send a token to other experts on each."""
+    text = model_directory("Mixtral-8x22B", layers=1).joinpath("config.json").read_text()
+    facts = DIMENSIONS["Mixtral-8x22B"]
+    for name, small in (("hidden_size", 96), ("intermediate_size", 72), ("vocab_size", 512)):
+        text = text.replace(f'"{name}": {facts[name]}', f'"{name}": {small}')
+    (tmp_path / "config.json").write_text(text)
+    ranks = [random_model(tmp_path, rank=rank, size=2, dtype=torch.float32) for rank in range(2)]
+    found = {}
+    for (name, one), (_, other) in zip(*(rank.named_parameters() for rank in ranks), strict=True):
+        found[name] = one.equal(other)
+    assert [name for name, alike in found.items() if alike] == [
+        "layers.0.input_layernorm.weight", "layers.0.post_attention_layernorm.weight", "layers.0.mlp.router",
+        "norm.weight",
+    ]  # fmt: skip
 
 
 def test_dimensions_are_of_models_that_can_be_read_and_dealt_to_eight_ranks() -> None:

@@ -19,9 +19,14 @@ def random_model(directory: str | Path, *, rank: int, size: int, dtype: torch.dt
 
 @torch.no_grad()
 def randomise(model: Decoder, seed: int = 0) -> None:
-    """Fill every parameter so that activations keep a normal size: matrices as 1 / sqrt(inputs), norms near one."""
-    generator = torch.Generator(model.device).manual_seed(seed)
+    """Fill every parameter so that activations keep a normal size: matrices as 1 / sqrt(inputs), norms near one.
+
+    seed: of what a rank holds a part of. Norms and routers are alike on all ranks whatever it is: ranks choose the same
+    experts, and norm the same rows alike.
+    """
+    own, alike = (torch.Generator(model.device).manual_seed(number) for number in (seed, 0))
     for name, parameter in model.named_parameters():
+        generator = alike if "norm" in name or name.endswith("router") else own
         if parameter.dim() > 1:
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
         elif "norm" in name:
