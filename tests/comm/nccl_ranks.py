@@ -57,3 +57,17 @@ def late(group: Group) -> tuple[str, float, str]:
     start = time.monotonic()
     told = failing_ranks.message(settled)
     return told, time.monotonic() - start, failing_ranks.message(c.barrier)
+
+
+def other_shape(group: Group) -> str:
+    """Rank 1 comes with other rows than rank 0."""
+    torch.set_default_device(group.device)
+
+    def run() -> None:
+        c = failing_ranks.opened(group)
+        c.all_reduce(torch.zeros(6 if group.rank == 1 else 5, 64), lane=1)
+        time.sleep(1.0)  # they tell each other
+        torch.cuda.synchronize()
+        c.check()
+
+    return failing_ranks.message(run)

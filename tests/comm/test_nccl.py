@@ -62,3 +62,9 @@ def test_a_rank_late_in_a_replay_is_named_on_every_rank() -> None:
         assert "rank 1 did not come to all_reduce_add_rms_norm of [5, 64] float32 on lane 1 within 0.5 s" in message
         assert again == message
         assert rank == 1 or 0.4 < seconds < 3
+
+
+def test_ranks_with_other_shapes_are_told() -> None:
+    told = launch(nccl_ranks.other_shape, 2, "distributed", device="cuda")
+    assert told[0] == told[1]
+    assert all(word in told[0] for word in ("all_reduce of [6, 64]", "all_reduce of [5, 64]", "on lane 1")), told[0]

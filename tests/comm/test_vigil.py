@@ -31,6 +31,7 @@ class Rank:
         self.rank, self.size, self.ended, self._shared = rank, size, None, shared
         self.progress = np.zeros((2, PROGRESS_WORDS), dtype=np.int64)
         self.aborted = 0.0
+        self.vigil: Vigil | None = None
 
     def end(self, account: str, *, wait: bool) -> str:
         deadline = time.monotonic() + (0.3 if wait else 0.0)
@@ -66,7 +67,7 @@ def on_ranks(
             with closing(streams):
                 time.sleep(keep)
             return here
-        vigil = Vigil(here, streams, here.progress, TIMEOUT, here.abort)  # type: ignore[arg-type]
+        here.vigil = vigil = Vigil(here, streams, here.progress, TIMEOUT, here.abort)  # type: ignore[arg-type]
         try:
             run(here)
             deadline = time.monotonic() + keep
@@ -159,6 +160,27 @@ def test_ranks_that_wait_in_unlike_operations_are_told_so() -> None:
     account, _ = on_ranks(2, lambda rank: rank.begin(0, (Operation.ALL_REDUCE, 5 + rank.rank, 64)))
     assert account is not None and "came with" in account
     assert all(words in account for words in ("all_reduce of [5, 64]", "all_reduce of [6, 64]", "on lane 0"))
+
+
+@pytest.mark.parametrize("fault", (None, 3, 999))
+def test_ranks_that_launch_unlike_operations_are_told_so_at_once(fault: int | None) -> None:
+    """Where the GPU does not notice: operation number `fault` of rank 1 on lane 1 is another."""
+
+    def run(rank: Rank) -> None:
+        assert rank.vigil is not None
+        for number in range(1000):
+            rank.vigil.launched(0, SUM)
+            rank.vigil.launched(1, (Operation.ALL_REDUCE, number + (rank.rank == 1 and number == fault), 64))
+            if number % 200 == 0:
+                time.sleep(0.02 * (1 + rank.rank))
+
+    account, ranks = on_ranks(3, run, keep=1.0)
+    if fault is None:
+        assert account is None
+        return
+    assert account is not None and "came with" in account and "rank 1" in account
+    assert all(words in account for words in (f"of [{fault}, 64]", f"of [{fault + 1}, 64]", "on lane 1"))
+    assert all(rank.aborted for rank in ranks)
 
 
 def test_an_operation_that_all_came_to_and_that_does_not_end() -> None:

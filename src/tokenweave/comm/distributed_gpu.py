@@ -72,8 +72,8 @@ class DistributedGpuCollective(GpuCollective[ExchangeLane]):
     as many bytes as a ring all-reduce. budget: the thread blocks of that kernel; how many NCCL takes is its own choice
     (NCCL_MAX_CTAS). barrier and what brings CPU tensors wait for the stream.
 
-    A rank that is late or has died is found by `vigil`. Ranks that come with other shapes are not compared where that
-    would cost a message more: NCCL makes of them wrong rows, or waits until the deadline, and then they are named.
+    A rank that is late or has died is found by `vigil`, and so are ranks that come with other shapes or operations, a
+    fifth of a second later: until then NCCL makes of them wrong rows, or waits.
     """
 
     default_budget = 1 << 10  # nothing else waits for the processors that this short kernel takes
@@ -192,6 +192,8 @@ class DistributedGpuCollective(GpuCollective[ExchangeLane]):
     def _under_way(self, own: ExchangeLane, code: int, rows: int, columns: int) -> Iterator[None]:
         """What is launched within is one operation."""
         words = (int(code), rows, columns)
+        if self._vigil is not None:
+            self._vigil.launched(own.number, words)
         self._local.begin(own.number, words)
         try:
             yield

@@ -5,6 +5,7 @@ NCCL waits for a rank that does not come for as long as the process lives, and s
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -19,7 +20,7 @@ from tokenweave.comm.world import World
 _TICK = 0.1  # seconds between two looks
 _GRACE = 0.3  # seconds that an operation may still take after the connection to a peer has ended
 _ANSWER_SECONDS = 1.0  # what a rank that is there may take to say how far it has come
-_ASK, _ANSWER = 1, 2
+_ASK, _ANSWER, _LAUNCHED = 1, 2, 3
 
 
 class Progress(IntEnum):
@@ -38,11 +39,12 @@ PROGRESS_WORDS = 8  # lanes begin at multiples of 64 bytes
 
 class Vigil:
     """Ends the group when an operation has been under way for longer than the timeout, or when it is and a peer has
-    gone. Then, the account being there, it calls `abort`, which must end what waits on the GPU.
+    gone, or when ranks have launched unlike operations. Then, the account being there, it calls `abort`, which must end
+    what waits on the GPU.
 
     progress: int64 [lanes, PROGRESS_WORDS], written by the GPU. Who is late is who has begun fewer operations on the
-    lane, or does not answer; ranks that wait in unlike operations, of which they have begun as many, are told so.
-    streams: to every peer, for this thread alone.
+    lane, or does not answer. What ranks launch they tell each other a tick later; what they replay is compared only
+    where they wait in it. streams: to every peer, for this thread alone.
     """
 
     def __init__(
@@ -54,9 +56,17 @@ class Vigil:
         self._gone: dict[int, float] = {}  # when their connections ended
         self._since = [(0, 0.0)] * len(progress)  # the operation seen under way on each lane, and when first
         self._answers: dict[int, np.ndarray] = {}
+        self._launched: deque[tuple[int, ...]] = deque()  # and not told yet
+        pairs = [(peer, lane) for peer in self._peers for lane in range(len(progress))]
+        self._ours: dict[tuple[int, int], deque[list[int]]] = {pair: deque() for pair in pairs}  # not compared yet
+        self._theirs: dict[tuple[int, int], deque[list[int]]] = {pair: deque() for pair in pairs}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tokenweave-vigil", daemon=True)
         self._thread.start()
+
+    def launched(self, lane: int, words: tuple[int, int, int]) -> None:
+        """This rank has launched an operation, words being what it is."""
+        self._launched.append((lane, *words))
 
     def stop(self) -> None:
         """Peers see the connections end."""
@@ -67,6 +77,8 @@ class Vigil:
         try:
             while not self._stopped.is_set() and self._world.ended is None:
                 self._listen(_TICK)
+                self._tell_launched()
+                self._compare()
                 for lane in range(len(self._progress)):
                     self._look(lane)
             if self._world.ended is not None:
@@ -80,19 +92,44 @@ class Vigil:
         if not live:
             time.sleep(seconds)
             return
-        frame = np.empty(1 + self._progress.size, dtype=np.int64)
         with self._noticing():
             for peer in self._streams.ready(live, seconds):
-                self._streams.receive({peer: frame.data.cast("B")}, time.monotonic() + _ANSWER_SECONDS)
-                if frame[0] == _ASK:
-                    self._tell(peer, _ANSWER)
+                kind, words = self._received(peer)
+                if kind == _ASK:
+                    self._tell(peer, _ANSWER, self._progress)
+                elif kind == _ANSWER:
+                    self._answers[peer] = words.reshape(self._progress.shape)
                 else:
-                    self._answers[peer] = frame[1:].reshape(self._progress.shape).copy()
+                    for lane, *operation in words.reshape(-1, 4).tolist():
+                        self._theirs[peer, lane].append(operation)
 
-    def _tell(self, peer: int, kind: int) -> None:
-        frame = np.concatenate([[kind], self._progress.reshape(-1)])
+    def _received(self, peer: int) -> tuple[int, np.ndarray]:
+        deadline, head = time.monotonic() + _ANSWER_SECONDS, np.empty(2, dtype=np.int64)
+        self._streams.receive({peer: head.data.cast("B")}, deadline)
+        words = np.empty(int(head[1]) // 8, dtype=np.int64)
+        if words.size:
+            self._streams.receive({peer: words.data.cast("B")}, deadline)
+        return int(head[0]), words
+
+    def _tell(self, peer: int, kind: int, words: np.ndarray | None = None) -> None:
+        body = b"" if words is None else words.tobytes()
         with self._noticing():
-            self._streams.post(peer, frame.data.cast("B"))
+            self._streams.post(peer, memoryview(np.array([kind, len(body)]).tobytes() + body))
+
+    def _tell_launched(self) -> None:
+        if fresh := [self._launched.popleft() for _ in range(len(self._launched))]:
+            for peer in self._peers:
+                for lane, *operation in fresh:
+                    self._ours[peer, lane].append(operation)
+                if peer not in self._gone:
+                    self._tell(peer, _LAUNCHED, np.array(fresh, dtype=np.int64))
+
+    def _compare(self) -> None:
+        for (peer, lane), theirs in self._theirs.items():
+            ours = self._ours[peer, lane]
+            while theirs and ours and self._world.ended is None:
+                if (mine := ours.popleft()) != (brought := theirs.popleft()):
+                    self._end([MISMATCH, peer, lane, *mine, *brought])
 
     def _look(self, lane: int) -> None:
         words = self._progress[lane].copy()
