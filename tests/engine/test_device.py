@@ -37,6 +37,6 @@ def test_no_driver_is_no_gpu(monkeypatch) -> None:
 def test_auto_is_the_gpus_where_each_rank_has_one(
     monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int, collective: str, chosen: str
 ) -> None:
-    monkeypatch.setattr(llm, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(device, "gpu_count", lambda: gpus)
     config = llm.EngineConfig(tensor_parallel_size=ranks, collective=collective)
     assert llm.resolved(config, LLAMA_70B).device == chosen

@@ -11,7 +11,7 @@ from tokenweave.bench import emulated, output
 from tokenweave.bench.dimensions import DIMENSIONS
 from tokenweave.cli import options
 from tokenweave.engine.config import COLLECTIVES, DTYPES, EngineConfig
-from tokenweave.engine.device import gpu_count
+from tokenweave.engine.device import device_for
 from tokenweave.engine.trials import TrialRanks
 from tokenweave.plan import Planner, StepPlan
 from tokenweave.plan.choose import HIDES_NOTHING
@@ -67,11 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_gpus(args: argparse.Namespace) -> bool:
-    return (
-        bool(args.emulate_tp)
-        or args.model in DIMENSIONS
-        or (args.collective != "shared_memory" and gpu_count() >= args.tp)
-    )
+    return bool(args.emulate_tp) or args.model in DIMENSIONS or device_for("auto", args.tp, args.collective) == "cuda"
 
 
 def _tuned(ranks: TrialRanks, sizes: tuple[int, ...]) -> tuple[TunedTable, Tuner]:
