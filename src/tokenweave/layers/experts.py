@@ -17,6 +17,7 @@ from tokenweave.layers.batch import Batch
 from tokenweave.layers.kernels.linear import project_rows
 from tokenweave.layers.kernels.mlp import mlp_rows
 from tokenweave.layers.kernels.views import View, empty
+from tokenweave.layers.padding import bucket
 from tokenweave.layers.paths import kernel_multiplies, uses_kernels
 from tokenweave.layers.pieces import Piece, Pieces
 
@@ -114,7 +115,12 @@ class Experts(nn.Module):
             weights = (wide, self._no_bias, narrow, self._no_bias)
             mlp_rows(rows.data_ptr(), result.data_ptr(), len(rows), weights)
             return result
-        return F.linear(activate(F.linear(rows, gate_up), self.config.activation, gated=True), down)
+        count = len(rows)
+        if torch.is_grad_enabled() and rows.is_cpu and rows.dtype == torch.bfloat16:
+            # oneDNN keeps what it compiles for each number of rows, 2 MB with the gradients' products: in training
+            # every step brings others, and a rank of a tiny model grew by 200 MB in 60 steps
+            rows = F.pad(rows, (0, 0, 0, bucket(count) - count))
+        return F.linear(activate(F.linear(rows, gate_up), self.config.activation, gated=True), down)[:count]
 
     def pieces(self, name: str) -> Pieces:
         """Pieces of the checkpoint's tensors under `name`, e.g. "model.layers.0.mlp"."""
