@@ -96,6 +96,15 @@ def test_what_is_left_of_it_without_a_pause() -> None:
     assert cells["weave"][4:] == ["1600", "690"]
 
 
+@pytest.mark.parametrize("tp, emulate_tp", [(2, None), (None, 8)])
+def test_a_picture(tp: int | None, emulate_tp: int | None, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [layer.measured(Trials(), StepShape.prefill(n), [], rounds=3) for n in (1024, 256)]
+    args = argparse.Namespace(tp=tp, emulate_tp=emulate_tp, model="Llama-3.1-8B")
+    layer._plot(str(tmp_path / "layer.svg"), rows, args)
+    assert (tmp_path / "layer.svg").stat().st_size > 0
+
+
 def test_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "layer", "--emulate-tp", "8", "--tokens", "0"]) == 2
     assert "--tokens must be at least 1" in capsys.readouterr().err

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         print(output.table(["tokens", "mode", "ms a step", "serial ÷ mode", "MHz", "W"], cells))
         print(f"sustained: a step of {MANY} layers again and again for {args.sustained:g} s, its second half")
     if args.plot:
-        _plot(args.plot, rows)
+        _plot(args.plot, rows, args)
     return 0
 
 
@@ -264,12 +264,17 @@ def _shown(row: dict[str, Any]) -> dict[str, str]:
     return cells
 
 
-def _plot(path: str, rows: list[dict[str, Any]]) -> None:
+def _plot(path: str, rows: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    rows = sorted(rows, key=lambda row: row["tokens"])
     fig, axes = output.figure()
     tokens = [row["tokens"] for row in rows]
     for mode in ("serial", "reordered", "fused", "weave", "nocomm"):
         ratios = [row["serial_us"] / row[f"{mode}_us"] if f"{mode}_us" in row else float("nan") for row in rows]
         axes.plot(tokens, ratios, marker="o", label=mode)
-    axes.set(xscale="log", xlabel="tokens", ylabel="serial ÷ mode, emulated")
+    whose = f"{args.tp} GPUs" if args.tp else f"emulated, rank 0 of {args.emulate_tp}"
+    axes.set(xscale="log", xlabel="tokens", ylabel="serial ÷ mode", title=f"a layer of {args.model}, {whose}")
+    axes.set_xticks(tokens, [str(count) for count in tokens])
+    axes.minorticks_off()
+    axes.axhline(1.0, color="0.8", lw=0.8, zorder=0)
     axes.legend()
     fig.savefig(path)
