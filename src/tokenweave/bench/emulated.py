@@ -40,11 +40,12 @@ def emulated_rank(args: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
 
 
 def chosen_model(args: argparse.Namespace) -> tuple[str | Path | None, dict[str, Any]]:
-    """The model of args, and what an engine has to be told of it: of the name of DIMENSIONS, random weights."""
+    """The model of args, and what an engine has to be told of it: of a name of DIMENSIONS, random weights. The type is
+    the caller's choice, but for an emulated rank's."""
     if args.emulate_tp:
         return emulated_rank(args)
     if args.model in DIMENSIONS:
-        return model_directory(args.model), dict(device="cuda", dtype="bfloat16", weights="random")
+        return model_directory(args.model), dict(device="cuda", weights="random")
     return args.model, {}
 
 

@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from tokenweave.bench import emulated, emulated_latency, output
+from tokenweave.bench.dimensions import DIMENSIONS
 from tokenweave.bench.memory import read_bandwidth
 from tokenweave.engine.llm import LLM
 from tokenweave.engine.params import SamplingParams
@@ -41,7 +42,9 @@ class Competitor:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help=emulated.MODEL_HELP)
     parser.add_argument("--tp", type=int, nargs="+", default=[1, 2], help="tensor parallel sizes (default: 1 2)")
-    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], help="(default: float32 bfloat16)")
+    parser.add_argument(
+        "--dtype", nargs="+", help="(default: float32 bfloat16; bfloat16 where the weights are random)"
+    )  # fmt: skip
     parser.add_argument("--mode", nargs="+", default=["auto"], help="modes, side by side (default: auto)")
     parser.add_argument("--prefill", type=int, default=512, help="prompt tokens of the prefill (default: 512)")
     parser.add_argument("--decode", type=int, default=64, help="tokens decoded after a short prompt (default: 64)")
@@ -56,10 +59,12 @@ def run(args: argparse.Namespace) -> int:
         return emulated_latency.run(args)
     if args.rounds < 1 or args.prefill < 1 or args.decode < 2:
         raise ValueError("--rounds and --prefill must be at least 1, --decode at least 2")
+    if args.transformers and args.model in DIMENSIONS:
+        raise ValueError(f"--transformers needs a model with weights; of {args.model} there are the dimensions alone")
     if args.plot:
         output.check_plot(args.plot)
     rows, memory = [], [read_bandwidth()]
-    for dtype in args.dtype:
+    for dtype in _dtypes(args):
         with ExitStack() as stack:
             rows += _rows(_measured(_competitors(args, dtype, stack), args), args)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
@@ -74,15 +79,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _dtypes(args: argparse.Namespace) -> list[str]:
+    return args.dtype or (["bfloat16"] if args.model in DIMENSIONS else ["float32", "bfloat16"])
+
+
 def _competitors(args: argparse.Namespace, dtype: str, stack: ExitStack) -> list[Competitor]:
     cores = len(os.sched_getaffinity(0))
     model, model_options = emulated.chosen_model(args)
     competitors = []
     for size in args.tp:
         for mode in args.mode:
-            options = dict(dtype=dtype) | emulated.beside_others(model_options) | emulated.plainly(mode, size)
+            options = emulated.beside_others(model_options) | emulated.plainly(mode, size)
             llm = stack.enter_context(
-                LLM(model, tensor_parallel_size=size, mode=mode, threads=1, enable_prefix_caching=False, **options)
+                LLM(
+                    model,
+                    tensor_parallel_size=size,
+                    mode=mode,
+                    dtype=dtype,
+                    threads=1,
+                    enable_prefix_caching=False,
+                    **options,
+                )
             )
             name = f"tp {size}" + (f" {mode}" if len(args.mode) > 1 else "")
             competitors.append(Competitor(name, dtype, _tokenweave(llm)))
