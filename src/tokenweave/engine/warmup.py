@@ -35,7 +35,9 @@ def run_once(executor: Executor, cache: KVCache, mode: str) -> None:
     All ranks call it together. The cache is empty yet: what it writes there is overwritten.
     """
     modes = ("serial", "fused") if mode == "auto" else ("fused" if mode == "weave" else mode,)
-    for counts, starts in (([1], [0]), ([3], [1])):
+    room = cache.num_blocks * cache.block_size - 1  # beside the past
+    several = max(min(3, executor.max_tokens, room), 0)
+    for counts, starts in (([1], [0]), ([several], [1]))[: 1 + bool(several)]:
         for name in modes:
             step = made_up_step(cache, counts, starts, vocab_size=executor.model.config.vocab_size)
             executor.model.head(executor.forward(step, StepPlan(name))[-1:])
