@@ -59,7 +59,8 @@ def test_a_killed_rank_is_named_within_two_seconds() -> None:
 def test_a_rank_late_in_a_replay_is_named_on_every_rank() -> None:
     told = launch(nccl_ranks.late, 2, "distributed", device="cuda")
     for rank, (message, seconds, again) in enumerate(told):
-        assert "rank 1 did not come to all_reduce_add_rms_norm of [5, 64] float32 on lane 1 within 0.5 s" in message
+        words = "rank 1 did not come to all_reduce_add_rms_norm of [5, 64] float32 on lane 1 within 0.5 s"
+        assert words in message, f"rank {rank} of {told}"
         assert again == message
         assert rank == 1 or 0.4 < seconds < 3
 

@@ -41,6 +41,9 @@ class Rank:
         self.ended = self._shared.first
         return self.ended
 
+    def look(self) -> None:
+        self.ended = self.ended or self._shared.first
+
     def abort(self) -> None:
         assert self.ended is not None
         self.aborted = time.monotonic()
@@ -144,6 +147,18 @@ def test_a_peer_that_goes_is_noticed_by_who_waits_for_it() -> None:
     assert account is not None
     assert account.startswith("rank 1 has died") and "all_reduce of [5, 64] float32 on lane 1" in account
     assert all(rank.aborted < began + 2.0 for rank in ranks)
+
+
+def test_a_rank_that_waits_for_nothing_is_told_too() -> None:
+    """What it sends for and gets from now on would be garbage."""
+
+    def run(rank: Rank) -> None:
+        if rank.rank == 0:
+            rank.begin(0)
+
+    account, ranks = on_ranks(2, run)
+    assert account is not None and ranks[1].ended == account
+    assert 0 < ranks[1].aborted < ranks[0].aborted + 0.5
 
 
 def test_a_peer_that_goes_when_nobody_waits_is_no_failure() -> None:

@@ -20,6 +20,9 @@ from tokenweave.comm.world import World
 _TICK = 0.1  # seconds between two looks
 _GRACE = 0.3  # seconds that an operation may still take after the connection to a peer has ended
 _ANSWER_SECONDS = 1.0  # what a rank that is there may take to say how far it has come
+# Between the end of the connections and the abort: kernels that are aborted still send, and what they send is garbage.
+# By then peers know not to take it.
+_NOTICE_SECONDS = 0.05
 _ASK, _ANSWER, _LAUNCHED = 1, 2, 3
 
 
@@ -77,14 +80,17 @@ class Vigil:
         try:
             while not self._stopped.is_set() and self._world.ended is None:
                 self._listen(_TICK)
+                if self._gone:
+                    self._world.look()
                 self._tell_launched()
                 self._compare()
                 for lane in range(len(self._progress)):
                     self._look(lane)
-            if self._world.ended is not None:
-                self._abort()
         finally:
             self._streams.close()
+        if self._world.ended is not None:
+            time.sleep(_NOTICE_SECONDS)
+            self._abort()
 
     def _listen(self, seconds: float) -> None:
         """Answer peers that ask, take in their answers, see who has gone."""

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -117,6 +118,13 @@ class World:
         wait: this rank has seen only that a peer is gone, which another rank may be about to explain."""
         self.ended = self._first_account(account, wait)
         return self.ended
+
+    def look(self) -> None:
+        """Take in why the group has ended, if another rank has put that down."""
+        with suppress(RuntimeError):  # the store has gone with its host
+            store = dist.distributed_c10d._get_default_store()
+            if self.ended is None and store.check([self._key("failure")]):
+                self.ended = store.get(self._key("failure")).decode()
 
     def _first_account(self, account: str, wait: bool) -> str:
         try:
