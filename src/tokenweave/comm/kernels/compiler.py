@@ -10,8 +10,8 @@ SHARED_BYTES = 227 << 10  # what a block may have, on sm_90 and sm_100
 BULK_FILES = ("rows.cuh", "meet.cu", "bulk.cu")
 MULTICAST_FILES = ("rows.cuh", "meet.cu", "multicast.cu")
 MEETING_FILES = ("rows.cuh", "meet.cu")
-_STAGES = 12  # four rows of two ranks and the residual
-_OUTS = 1  # rows of a group that wait to be written
+_STAGES = 16  # more than this no longer shortens a row
+_OUTS = 2  # rows of a group that wait to be written
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,9 @@ class Tiling:
         """For rows of so many bytes; None if they cannot be moved by bulk copies."""
         if row_bytes % 16 != 0:
             return None
-        # Eight chunks of 16 bytes a thread of long rows: few warps do what each must once a row. Teams that take turns
-        # on a processor hide each other's waits. Longer rows take as many warps as can have 128 registers a thread.
-        warps = max(min(2, -(-row_bytes // 2048)), -(-row_bytes // 4096)) if row_bytes <= 1 << 14 else 15
-        groups = max(1, min(4, 8 // warps))
+        # Four chunks of 16 bytes a thread. Groups that take turns on a processor hide each other's sums and norms.
+        warps = max(1, min(16 if row_bytes <= 1 << 15 else 15, -(-row_bytes // (16 * 32 * 4))))
+        groups = max(1, min(4, 16 // warps))
         room = SHARED_BYTES - 3072  # tables, barriers and sums
         stages = min(_STAGES, room // row_bytes // groups - _OUTS)
         return Tiling(warps, groups, stages, row_bytes) if stages >= 4 else None
@@ -52,7 +51,7 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         rows = self.groups * (self.stages + _OUTS) * self.row_bytes
-        return rows + self.groups * (self.stages * 16 + 16 + self.warps * 16) + 2 * 8 * MAX_RANKS + 8
+        return rows + self.groups * (self.stages * 16 + self.warps * 8) + 2 * 8 * MAX_RANKS + 8
 
     @property
     def defines(self) -> dict[str, int]:

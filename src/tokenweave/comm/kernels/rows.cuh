@@ -81,18 +81,26 @@ __device__ __forceinline__ Chunk load_once(const Chunk* address) {
     return chunk;
 }
 
-// 16 bytes at once. Nothing here reads what it writes, so that loads may pass it.
-__device__ __forceinline__ void store(Chunk* address, const Chunk& chunk) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 ::"l"(address), "r"(chunk.word[0]), "r"(chunk.word[1]), "r"(chunk.word[2]), "r"(chunk.word[3]));
-}
-
 // 16 bytes at once of what no kernel writes meanwhile.
 __device__ __forceinline__ Chunk load_constant(const Chunk* address) {
     Chunk chunk;
     asm("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(chunk.word[0]), "=r"(chunk.word[1]), "=r"(chunk.word[2]), "=r"(chunk.word[3]) : "l"(address));
     return chunk;
+}
+
+// A chunk's elements of the weight, which is of the rows' type or float32 (WIDE). Read again for every row, from a near
+// cache: kept in registers, they spill.
+template <bool WIDE> __device__ __forceinline__ void read_weight(const void* weight, int chunk, float* values) {
+    const Chunk* chunks = static_cast<const Chunk*>(weight);
+    if constexpr (WIDE && ELEMENT != 0) {
+        for (int half = 0; half < 2; ++half) {
+            Chunk part = load_constant(chunks + 2 * chunk + half);
+            for (int i = 0; i < 4; ++i) values[4 * half + i] = __uint_as_float(part.word[i]);
+        }
+    } else {
+        unpack(load_constant(chunks + chunk), values);
+    }
 }
 
 __device__ __forceinline__ void add(float* sums, const Chunk& chunk) {
@@ -109,52 +117,18 @@ __device__ __forceinline__ float squares_of(const float* values) {
     return squares;
 }
 
-// A stored row's elements times the scale, rounded.
-__device__ __forceinline__ Chunk scaled(const Chunk& row, float scale) {
-    float x[VECTOR];
-    unpack(row, x);
-#pragma unroll
-    for (int k = 0; k < VECTOR; ++k) x[k] *= scale;
-    return pack(x);
-}
-
-// Two roundings are one: a product of two halves is exact in float32.
-__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
-    u32 product;
-#if ELEMENT == 0
-    product = __float_as_uint(__uint_as_float(a) * __uint_as_float(b));
-#elif ELEMENT == 1
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-#else
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-#endif
-    return product;
-}
-
-__device__ __forceinline__ Chunk weighted(const Chunk& row, const Chunk& factors) {
-    Chunk result;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) result.word[i] = multiply(row.word[i], factors.word[i]);
-    return result;
-}
-
-// Elements of a stored row, normed: scaled, rounded, and times the weight, which is of the rows' type or float32 (WIDE).
+// Elements of a stored row, normed: scaled, rounded, and times the weight.
 template <bool WIDE>
 __device__ __forceinline__ Chunk normed(const Chunk& row, float scale, const void* weight, int chunk) {
-    const Chunk* chunks = static_cast<const Chunk*>(weight);
-    if constexpr (!WIDE || ELEMENT == 0) {
-        return weighted(scaled(row, scale), load_constant(chunks + chunk));
-    } else {
-        float x[VECTOR];
-        unpack(scaled(row, scale), x);
+    float x[VECTOR], factors[VECTOR];
+    unpack(row, x);
+    read_weight<WIDE>(weight, chunk, factors);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            Chunk part = load_constant(chunks + 2 * chunk + half);
+    for (int k = 0; k < VECTOR; ++k) x[k] *= scale;
+    round_in_place(x);
 #pragma unroll
-            for (int i = 0; i < 4; ++i) x[4 * half + i] *= __uint_as_float(part.word[i]);
-        }
-        return pack(x);
-    }
+    for (int k = 0; k < VECTOR; ++k) x[k] *= factors[k];
+    return pack(x);
 }
 
 // How COUNT warps divide a row: each has so many chunks that lie side by side, a 32nd of them a thread.
@@ -176,9 +150,9 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// The divisor of the norm.
+// The divisor of the norm; once a row, so the exact square root costs nothing.
 __device__ __forceinline__ float inverse_root(float squares, float eps) {
-    return __frsqrt_rn(squares * (1.0f / HIDDEN) + eps);
+    return __frcp_rn(__fsqrt_rn(__fadd_rn(__fdiv_rn(squares, float(HIDDEN)), eps)));
 }
 
 __device__ __forceinline__ u64 clock_ns() {
