@@ -46,7 +46,8 @@ class SharedMemoryCollective:
         self._dtype = self.shape.dtype
         self._element = dtype_code(self._dtype) << 8
         self._fused = int(Operation.ALL_REDUCE_ADD_RMS_NORM | self._element)
-        self._weight_shape = torch.Size([self.shape.hidden_size])
+        self._hidden = self.shape.hidden_size
+        self._weight_shape = torch.Size([self._hidden])
         self._exchange, self._meet = _compiled(self.shape.dtype_name)
         self._meet_others()
 
@@ -83,12 +84,14 @@ class SharedMemoryCollective:
         if view is None:
             view = self.buffer(lane, tokens)
         if partial is not view and (
-            shape != view.shape or partial.dtype is not self._dtype or not (partial.is_contiguous() and partial.is_cpu)
+            shape != (tokens, self._hidden)
+            or partial.dtype is not self._dtype
+            or not (partial.is_contiguous() and partial.is_cpu)
         ):
             self.shape.check_rows("partial", partial)
         count = (self.rank + 1) * tokens // self.size - self.rank * tokens // self.size
         if (
-            residual.shape != (count, self.shape.hidden_size)
+            residual.shape != (count, self._hidden)
             or residual.dtype is not self._dtype
             or not (residual.is_contiguous() and residual.is_cpu)
         ):
