@@ -106,6 +106,13 @@ def not_finite(group: Group) -> list[str]:
             wrong += same(f"normed {dtype}", x, want, oracle.tolerance(dtype))
             if int(torch.isnan(x).any(-1).sum()) != 3:
                 wrong.append(f"{dtype}: not three rows have NaN")
+            for partial in partials:
+                partial[4] = 0
+            residual[4] = 0  # a row of zeros and no epsilon: 0 / 0 on its owner, and no error between two barriers
+            rows = residual[group.rows(13)].clone()
+            x = collective.all_reduce_add_rms_norm(partials[group.rank], rows, weight, 0.0)
+            if not torch.isnan(x[4]).all() or torch.isnan(x[5]).any():
+                wrong.append(f"{dtype}: a row of zeros without an epsilon is {x[4]}")
     return wrong
 
 

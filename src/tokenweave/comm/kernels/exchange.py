@@ -43,19 +43,19 @@ LARGE_BYTES = 4 << 20
 PAGE_BYTES = 4096
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def source(lane, like, rank):  # type: ignore[no-untyped-def]
     """The partial of `rank`."""
     return elements_at(like, lane_word(lane, LaneWord.SOURCES + rank))
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def target(lane, like, rank):  # type: ignore[no-untyped-def]
     """The buffer of `rank`. The distributed collective has one only, its own."""
     return elements_at(like, lane_word(lane, LaneWord.TARGETS + rank))
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def sum_block(lane, like, at, ranks):  # type: ignore[no-untyped-def]
     """Sum over the ranks, in their order, of partial[at : at + BLOCK]."""
     rows = source(lane, like, 0)
@@ -68,7 +68,7 @@ def sum_block(lane, like, at, ranks):  # type: ignore[no-untyped-def]
     return y0, y1, y2, y3
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def sum_part(lane, like, at, count, ranks):  # type: ignore[no-untyped-def]
     """Sum over the ranks, in their order, of partial[at : at + count]; count < LANES."""
     y = load_part(source(lane, like, 0), at, count)
@@ -77,12 +77,12 @@ def sum_part(lane, like, at, count, ranks):  # type: ignore[no-untyped-def]
     return y
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def load_block(rows, at):  # type: ignore[no-untyped-def]
     return load(rows, at), load(rows, at + LANES), load(rows, at + 2 * LANES), load(rows, at + 3 * LANES)
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def store_block(rows, at, block):  # type: ignore[no-untyped-def]
     store(rows, at, block[0])
     store(rows, at + LANES, block[1])
@@ -90,7 +90,7 @@ def store_block(rows, at, block):  # type: ignore[no-untyped-def]
     store(rows, at + 3 * LANES, block[3])
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def store_block_past_cache(rows, at, block):  # type: ignore[no-untyped-def]
     store_past_cache(rows, at, block[0])
     store_past_cache(rows, at + LANES, block[1])
@@ -98,7 +98,7 @@ def store_block_past_cache(rows, at, block):  # type: ignore[no-untyped-def]
     store_past_cache(rows, at + 3 * LANES, block[3])
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def prefetch_block(lane, residual, at, base, ranks):  # type: ignore[no-untyped-def]
     for i in range(0, BLOCK, LANES):
         prefetch(residual, base + i)
@@ -106,7 +106,7 @@ def prefetch_block(lane, residual, at, base, ranks):  # type: ignore[no-untyped-
             prefetch(source(lane, residual, rank), at + i)
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def claim_block(lane, like, at, end, targets):  # type: ignore[no-untyped-def]
     """Fetch the peers' [at : at + BLOCK] to be read and then stored to, unless from `end` on they are others' rows."""
     if at >= end:
@@ -118,7 +118,7 @@ def claim_block(lane, like, at, end, targets):  # type: ignore[no-untyped-def]
                 prefetch_to_write(target(lane, like, rank), at + i)
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def add_block(lane, residual, at, base, ranks):  # type: ignore[no-untyped-def]
     """residual[base : base + BLOCK] += sum of the partials; returns it, rounded as stored."""
     y0, y1, y2, y3 = sum_block(lane, residual, at, ranks)
@@ -131,7 +131,7 @@ def add_block(lane, residual, at, base, ranks):  # type: ignore[no-untyped-def]
     return block
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def add_row(lane, row, last, residual, own, ahead, large, ranks, targets):  # type: ignore[no-untyped-def]
     """residual[own] += sum over the ranks of their row, rounded; returns the sum of squares of residual[own].
 
@@ -161,12 +161,12 @@ def add_row(lane, row, last, residual, own, ahead, large, ranks, targets):  # ty
     return total(add(add(s0, s1), add(s2, s3)))
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def scale(residual, at, factor, weight, i):  # type: ignore[no-untyped-def]
     return multiply(load(weight, i), rounded(residual, multiply(load(residual, at), factor)))
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def scale_row(lane, row, residual, own, weight, inverse, past_cache, targets):  # type: ignore[no-untyped-def]
     """row of every rank's buffer = weight * (residual[own] * inverse, rounded).
 
@@ -197,7 +197,7 @@ def scale_row(lane, row, residual, own, weight, inverse, past_cache, targets):  
         i += LANES
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def sum_row(lane, row, rows, own, everywhere, ranks, targets):  # type: ignore[no-untyped-def]
     """Sum over the ranks of their row, into every rank's buffer or into rows[own]."""
     hidden = lane_word(lane, LaneWord.HIDDEN)
@@ -223,7 +223,7 @@ def sum_row(lane, row, rows, own, everywhere, ranks, targets):  # type: ignore[n
         i += LANES
 
 
-@njit
+@njit(error_model="numpy")
 def copy(destination, to, origin, at, count):  # type: ignore[no-untyped-def]
     """destination[to : to + count] = origin[at : at + count]"""
     i = 0
@@ -234,7 +234,7 @@ def copy(destination, to, origin, at, count):  # type: ignore[no-untyped-def]
         store_part(destination, to + i, load_part(origin, at + i, count - i), count - i)
 
 
-@njit
+@njit(error_model="numpy")
 def offer(lane, partial, tokens, first, last):  # type: ignore[no-untyped-def]
     """Let the peers read this rank's partial. True if it had to be copied to the buffer: all rows but this rank's."""
     rank, hidden = lane_word(lane, LaneWord.RANK), lane_word(lane, LaneWord.HIDDEN)
@@ -247,7 +247,7 @@ def offer(lane, partial, tokens, first, last):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(forceinline=True)
+@njit(forceinline=True, error_model="numpy")
 def own_rows(lane, operation, rows, weight, wide, eps, first, last, copied, ranks, targets):  # type: ignore[no-untyped-def]
     """This rank's part of an operation, rows [first, last) of the lane; see `exchange`."""
     hidden, row_bytes = lane_word(lane, LaneWord.HIDDEN), lane_word(lane, LaneWord.ROW_BYTES)
@@ -272,7 +272,7 @@ def own_rows(lane, operation, rows, weight, wide, eps, first, last, copied, rank
 
 
 @keep
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def exchange(lane, code, partial, rows, weight, wide, tokens, eps):  # type: ignore[no-untyped-def]
     """The operation of `code` on `tokens` rows; False if the group has ended. With [a, b) this rank's rows:
 
@@ -299,7 +299,7 @@ def exchange(lane, code, partial, rows, weight, wide, tokens, eps):  # type: ign
 
 
 @keep
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def combine(lane, operation, rows, weight, wide, tokens, eps):  # type: ignore[no-untyped-def]
     """`exchange` between its barriers, for ranks that have been sent their rows of all partials."""
     size, rank = lane_word(lane, LaneWord.SIZE), lane_word(lane, LaneWord.RANK)
@@ -308,7 +308,7 @@ def combine(lane, operation, rows, weight, wide, tokens, eps):  # type: ignore[n
 
 
 @keep
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, error_model="numpy")
 def meet(lane, code, rows, columns):  # type: ignore[no-untyped-def]
     """One barrier: all that was written before it is seen by all after it. False if the group has ended."""
     declare(lane, code, rows, columns)
