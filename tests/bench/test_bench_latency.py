@@ -44,3 +44,11 @@ def test_rows_are_of_the_types_they_name(
 def test_dimensions_alone_cannot_be_compared(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "latency", "Llama-3.1-8B", "--transformers"]) == 2
     assert "--transformers needs a model with weights" in capsys.readouterr().err
+
+
+def test_a_decode_beyond_the_context_is_refused() -> None:
+    class Engine:
+        context = 100
+
+    with pytest.raises(ValueError, match="16 tokens and 85 more are more than the context, 100"):
+        latency._tokenweave(Engine())([5] * 16, 85)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """tokenweave trace: both files, the table, and over a slow link that what is hidden is what is saved."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,11 @@ def figures(printed: str) -> dict[tuple[str, int], dict[str, float]]:
 
 def test_prefill(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = trace(model, tmp_path, "--prefill", "33", "--tp", "2")
-    table = figures(capsys.readouterr().out)
+    printed = capsys.readouterr().out
+    table = figures(printed)
+    longer = sum(table["weave", rank]["step"] - table["fused", rank]["step"] for rank in (0, 1)) / 2
+    said = re.search(r"a step takes ([0-9.]+) ms (less|more) than fused", printed)
+    assert said and float(said[1]) * (1 if said[2] == "more" else -1) == pytest.approx(longer, abs=0.11)
     assert set(table) == {(mode, rank) for mode in ("serial", "fused", "weave") for rank in (0, 1)}
     for ms in table.values():
         assert ms["communication"] == pytest.approx(ms["hidden"] + ms["exposed"] + ms["slower"], abs=0.3)
@@ -64,6 +69,7 @@ def test_decode(model: Path, tmp_path: Path) -> None:
         (["--decode", "513"], "tokens must be in [1, 512]"),
         (["--link", "100", "--tp", "3"], "--link is between 2 ranks"),
         (["--link", "0"], "more than 0"),
+        (["--link", "nan"], "more than 0"),
         (["--tp", "5"], "num_attention_heads"),
     ],
 )

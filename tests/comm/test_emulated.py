@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tokenweave.bench.emulation import published_emulation
+from tokenweave.cli.main import main
 from tokenweave.comm.emulated import Emulation, emulated_group
 from tokenweave.comm.operations import Operation
 from tokenweave.comm.processes import start_ranks
@@ -57,6 +58,14 @@ def test_it_goes_with_its_collective() -> None:
         start_ranks("os:getpid", 8, collective="emulated", device="cuda")
     with pytest.raises(ValueError, match="needs the collective 'emulated', got 'auto'"):
         start_ranks("os:getpid", 8, device="cuda", emulation=emulation())
+
+
+def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="needs a GPU that torch can use; there is none"):
+        emulated_group(emulation())
+    assert main(["bench", "layer", "--emulate-tp", "8"]) == 2
+    assert "needs a GPU that torch can use; there is none" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -3,6 +3,7 @@
 import gc
 import os
 
+import pytest
 import torch
 
 from tokenweave.comm.control import ARENA_BYTES, CONTROL_BYTES, Control
@@ -51,4 +52,12 @@ def test_segments_do_not_overlap() -> None:
     for number, collective in enumerate(opened):
         for lane in range(2):
             assert (collective.buffer(lane, collective.shape.max_tokens) == 2 * number + lane).all()
+    os.close(arena)
+
+
+def test_buffers_beyond_the_memory_file_are_refused() -> None:
+    arena = memfd("test", ARENA_BYTES)
+    shape = CollectiveShape(hidden_size=577, max_tokens=10**10, dtype=torch.bfloat16, lanes=2, timeout=5.0)
+    with pytest.raises(ValueError, match="2 buffers of 10000000000 x 577 take 23080 GB, of at most 17592"):
+        SharedMemory(Control(arena), 0, 1).open(shape)
     os.close(arena)

@@ -27,6 +27,8 @@ Measure = Callable[
     [list[int], int], tuple[float, float]
 ]  # (prompt, new tokens) -> seconds to first token, per later one
 
+PROMPT = 16  # tokens, after which is decoded
+
 
 @dataclass
 class Competitor:
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         with ExitStack() as stack:
             rows += _rows(_measured(_competitors(args, dtype, stack), args), args)
     print(output.table(list(rows[0]), [[_shown(value) for value in row.values()] for row in rows]))
-    print(f"medians of {args.rounds} interleaved rounds; decode after 16 tokens, prefill of {args.prefill}")
+    print(f"medians of {args.rounds} interleaved rounds; decode after {PROMPT} tokens, prefill of {args.prefill}")
     memory.append(read_bandwidth())
     for when, (cores, alone, together) in zip(("before", "after"), memory, strict=True):
         print(f"memory {when}: a core alone reads {alone:.0f} GB/s, each of {cores} at once {together:.0f}")
@@ -111,6 +113,8 @@ def _competitors(args: argparse.Namespace, dtype: str, stack: ExitStack) -> list
 
 def _tokenweave(llm: LLM) -> Measure:
     def measure(prompt: list[int], new: int) -> tuple[float, float]:
+        if len(prompt) + new > llm.context:
+            raise ValueError(f"{len(prompt)} tokens and {new} more are more than the context, {llm.context}")
         params = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
         times = llm.generate(prompt, params, progress=False)[0].timing.token_times
         return times[0], (times[-1] - times[0]) / max(new - 1, 1)
@@ -150,7 +154,7 @@ def _measured(competitors: list[Competitor], args: argparse.Namespace) -> list[C
         for round_ in range(args.rounds + 1):
             for competitor in competitors:
                 prefill, _ = competitor.measure(long, 1)
-                _, decode = competitor.measure(long[:16], args.decode)
+                _, decode = competitor.measure(long[:PROMPT], args.decode)
                 bar.update()
                 if round_:  # the first round warms up
                     competitor.prefill.append(prefill)

@@ -139,10 +139,12 @@ def layer_trials(model: str, size: int, *, traffic: str, slower: float, most: in
     import torch
 
     from tokenweave.bench.emulation import published_emulation
+    from tokenweave.comm.devices import claim
     from tokenweave.comm.emulated import emulated_group
     from tokenweave.execute.gpu_trials import GpuTrialRunner
     from tokenweave.models.random_weights import random_model
 
+    claim(0, 1, "emulated")  # says if there is no GPU, before weights are drawn
     dtype = torch.bfloat16
     directory = model_directory(model, layers=MANY)
     rank = random_model(directory, rank=0, size=size, dtype=dtype, device="cuda")

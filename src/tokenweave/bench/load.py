@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not 0 < args.gigabytes < math.inf or args.rounds < 1:
+        raise ValueError("--gigabytes must be more than 0, and --rounds at least 1")
     if args.plot:
         output.check_plot(args.plot)
     with tempfile.TemporaryDirectory(prefix="tokenweave-load-") as temporary:

@@ -6,6 +6,7 @@ Each rank has a core and a network namespace of its own (see `namespaces`); need
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if min(args.tokens) < 2 or min(args.rates) <= 0 or args.rounds < LEAST_ROUNDS:
+    if min(args.tokens) < 2 or not all(0 < rate < inf for rate in args.rates) or args.rounds < LEAST_ROUNDS:
         raise ValueError(f"--tokens must be at least 2, --rates more than 0, --rounds at least {LEAST_ROUNDS}")
     if args.plot:
         output.check_plot(args.plot)

@@ -55,8 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.requests < 1 or args.rounds < 1 or (args.rate is not None and args.rate <= 0):
+    if args.requests < 1 or args.rounds < 1 or (args.rate is not None and not args.rate > 0):
         raise ValueError("--requests and --rounds must be at least 1, and --rate more than 0")
+    if args.seed < 0:
+        raise ValueError(f"--seed must not be negative, got {args.seed}")
     if args.plot:
         output.check_plot(args.plot)
     lengths = {name: workload(name, args.requests, args.seed) for name in args.workload}

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 # name: (module with add_arguments(parser) and run(args) -> exit code, what it does). A module is imported only when
 # its command is chosen: torch alone costs a second.
@@ -61,7 +62,9 @@ def _run(words: list[str]) -> int:
     try:
         command = importlib.import_module(module_name)
         command.add_arguments(parser)
-        return int(command.run(parser.parse_args(words[len(name.split()) :])))
+        args = parser.parse_args(words[len(name.split()) :])
+        _check_files(args)
+        return int(command.run(args))
     except (ValueError, FileNotFoundError) as error:
         return _fail(error, 2)
     except KeyboardInterrupt:
@@ -72,8 +75,19 @@ def _run(words: list[str]) -> int:
         return _fail(error, 1)
 
 
+def _check_files(args: argparse.Namespace) -> None:
+    """Raise ValueError for files that cannot be made: before the work, not after it."""
+    for option in ("json", "plot", "trace"):
+        path = Path(getattr(args, option, None) or os.devnull)
+        if path.is_dir():
+            raise ValueError(f"--{option} takes a file, and {path} is a directory")
+        if not path.absolute().parent.is_dir():
+            raise ValueError(f"--{option} {path}: there is no directory {path.parent}")
+
+
 def _fail(error: Exception, code: int) -> int:
-    print(f"tokenweave: error: {' '.join(str(error).split())}", file=sys.stderr)
+    # in one piece: torchrun's ranks write to the same place
+    sys.stderr.write(f"tokenweave: error: {' '.join(str(error).split())}\n")
     return code
 
 

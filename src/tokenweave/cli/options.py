@@ -60,11 +60,14 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 
 def numbers(option: str, words: str) -> tuple[int, ...]:
-    """The whole numbers of an option that takes several with commas between them. Raises ValueError for others."""
+    """The whole numbers, below 2**31, of an option that takes several with commas. Raises ValueError for others."""
     try:
-        return tuple(int(word) for word in words.split(","))
+        found = tuple(int(word) for word in words.split(","))
     except ValueError:
         raise ValueError(f"{option} takes whole numbers with commas between them, got {words!r}") from None
+    if max(found) >= 2**31:
+        raise ValueError(f"{option} takes numbers below 2**31, got {max(found)}")
+    return found
 
 
 def _add(parser: argparse.ArgumentParser, options: dict[str, dict[str, Any]], defaults: Any) -> None:

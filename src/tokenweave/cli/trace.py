@@ -4,6 +4,7 @@ import argparse
 from contextlib import closing
 from dataclasses import asdict
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def over_link(args: argparse.Namespace, directory: Path, dtype: str, trial: Tria
     """The same on two ranks with a slow link between them."""
     if args.tp != 2:
         raise ValueError(f"--link is between 2 ranks, got --tp {args.tp}")
-    if args.link <= 0:
+    if not 0 < args.link < inf:
         raise ValueError(f"--link must be more than 0 Mbit/s, got {args.link:g}")
     settings = {"directory": str(directory), "dtype": dtype, "max_tokens": sum(trial.counts),
                 "cache_tokens": cache_tokens(trial)}  # fmt: skip

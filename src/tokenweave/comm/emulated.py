@@ -120,7 +120,9 @@ class EmulatedCollective(KernelCollective):
 
 
 def emulated_group(emulation: Emulation, device: str = "cuda", timeout: float = 60.0) -> Group:
-    """Rank 0 of an emulated group, in this process."""
+    """Rank 0 of an emulated group, in this process. Raises ValueError if there is no GPU."""
+    if not torch.cuda.is_available():
+        raise ValueError("an emulated rank needs a GPU that torch can use; there is none")
     place = torch.device(device)
     place = torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
     torch.cuda.set_device(place)

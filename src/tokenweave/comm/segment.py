@@ -7,7 +7,7 @@ import weakref
 import numpy as np
 import torch
 
-from tokenweave.comm.control import MAX_RANKS, Control
+from tokenweave.comm.control import ARENA_BYTES, MAX_RANKS, Control
 from tokenweave.comm.kernels.sync import LANE_WORDS, LINE_BYTES, LaneWord
 from tokenweave.comm.shape import CollectiveShape
 
@@ -31,6 +31,11 @@ class Segment:
         self._staging = _pages(channels * LINE_BYTES)
         self._buffers = self._staging + channels * STAGING_BYTES
         self.bytes = self._buffers + channels * self._buffer_bytes
+        if offset + self.bytes > ARENA_BYTES:
+            raise ValueError(
+                f"{channels} buffers of {shape.max_tokens} x {shape.hidden_size} take {self.bytes / 1e9:.0f} GB, "
+                f"of at most {ARENA_BYTES / 1e9:.0f}; take fewer tokens a step"
+            )
         self._map = mmap.mmap(control.arena, self.bytes, offset=offset)
         self._address = torch.frombuffer(self._map, dtype=torch.uint8, count=1).data_ptr()
         # The system gets this rank's buffers back once no tensor shows them any more.
