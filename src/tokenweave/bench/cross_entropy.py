@@ -32,7 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vocabulary", type=int, default=128256, help="of all ranks (default: 128256)")
     parser.add_argument("--ranks", type=int, default=8, help="one of which is measured (default: 8)")
     parser.add_argument("--hidden", type=int, default=4096, help="of the head (default: 4096)")
-    parser.add_argument("--chunks", type=int, nargs="+", default=[1024, 2048, 8192], help="tokens of the head at once")
+    parser.add_argument(
+        "--chunks",
+        type=int,
+        nargs="+",
+        default=[1024, 2048, 8192],
+        help="tokens of the head at once (default: 1024 2048 8192)",
+    )
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
     parser.add_argument("--repeats", type=int, default=31, help="timed calls of each, at least 31 (default: 31)")
     output.add_arguments(parser)

@@ -21,7 +21,9 @@ RANKS, LAUNCHES, REPLAYS = 8, 10, 31
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=int, default=8192, help="hidden size (default: 8192)")
     parser.add_argument("--tokens", type=int, default=8192, help="rows of all ranks (default: 8192)")
-    parser.add_argument("--blocks", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64, 128], help="thread blocks")
+    parser.add_argument(
+        "--blocks", type=int, nargs="+", default=[2, 4, 8, 16, 32, 64, 128], help="thread blocks (default: 2 to 128)"
+    )
     output.add_arguments(parser)
 
 

@@ -97,6 +97,7 @@ class NetworkRanks:
         joining = {
             "RANK": str(rank), "WORLD_SIZE": str(len(ADDRESSES)), "LOCAL_WORLD_SIZE": "1",
             "MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": PORT, "GLOO_SOCKET_IFNAME": LINK,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # or torch warns that nobody knows the addresses' names
         }  # fmt: skip
         words = [sys.executable, "-m", program, json.dumps(settings | {"core": core})]
         return subprocess.Popen(

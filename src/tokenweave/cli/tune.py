@@ -31,8 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help=emulated.MODEL_HELP)
     parser.add_argument("--tp", type=int, default=2, help="tensor parallel size: ranks (default: 2)")
     parser.add_argument(
-        "--tokens", help=f"tokens of the steps, with commas (default: {TOKENS}; on GPUs {GPU_TOKENS})"
-    )  # fmt: skip
+        "--tokens",
+        help=f"tokens of the steps, with commas (default: {TOKENS}; on GPUs {GPU_TOKENS.replace(',', ', ')})",
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="of weights and activations (default: auto)")
     parser.add_argument("--collective", choices=COLLECTIVES, default="auto", help="(default: auto)")
     emulated.add_arguments(parser)
