@@ -17,7 +17,7 @@ from tokenweave.train.schedule import learning_rate
         {"steps": 0}, {"batch_size": 0}, {"length": 0}, {"accumulation": 0}, {"batch_size": 4, "accumulation": 3},
         {"learning_rate": 0.0}, {"clip_norm": 0.0}, {"epsilon": 0.0}, {"final_learning_rate": -1.0},
         {"warmup_steps": -1}, {"weight_decay": -0.1}, {"beta1": 1.0}, {"beta2": -0.1}, {"label_smoothing": 1.0},
-        {"z_loss": -1.0}, {"dtype": "float16"},
+        {"z_loss": -1.0}, {"dtype": "float16"}, {"seed": -1},
     ],
 )  # fmt: skip
 def test_what_a_config_refuses(wrong: dict[str, Any]) -> None:
@@ -25,8 +25,22 @@ def test_what_a_config_refuses(wrong: dict[str, Any]) -> None:
         TrainingConfig(**wrong)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
-    "wrong", [{"held_out": 0.0}, {"held_out": 1.0}, {"evaluate_every": 0}, {"checkpoint_every": 0}]
+    "name",
+    [
+        "learning_rate", "final_learning_rate", "weight_decay", "beta1", "beta2", "epsilon", "clip_norm",
+        "label_smoothing", "z_loss",
+    ],
+)  # fmt: skip
+def test_settings_are_finite(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{name} must be finite, got {value}$"):
+        TrainingConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"held_out": math.nan}, {"held_out": 0.0}, {"held_out": 1.0}, {"evaluate_every": 0}, {"checkpoint_every": 0}],
 )
 def test_what_a_run_refuses(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -1,6 +1,7 @@
 """How a model is trained: everything that its losses depend on, besides the model and the text."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 
 DTYPES = ("float32", "bfloat16")
 CHUNK_LOGITS = 1 << 20  # of a chunk of tokens over all ranks: 4 MB, at which the exchange is 1 % of the head's time
@@ -41,6 +42,9 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self) if field.type is float):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
         for name in ("steps", "batch_size", "accumulation", "length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -49,7 +53,7 @@ class TrainingConfig:
         for name in ("learning_rate", "epsilon", "clip_norm"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("final_learning_rate", "warmup_steps", "weight_decay", "z_loss"):
+        for name in ("final_learning_rate", "warmup_steps", "weight_decay", "z_loss", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("beta1", "beta2", "label_smoothing"):
