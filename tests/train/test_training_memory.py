@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from train.memory_ranks import left_open
 
+from tokenweave.comm import launch
 from tokenweave.comm.processes import start_ranks
 from tokenweave.config import ExpertsConfig, ModelConfig
 from tokenweave.plan.training import TrainingPlan, plan_training
@@ -65,6 +67,10 @@ def test_plan_and_measurement(config: ModelConfig, size: int, settings: dict[str
     print(said, plan)
     assert states == pytest.approx(plan.states, rel=0.05), said
     assert peak == pytest.approx(plan.peak, rel=0.15), said
+
+
+def test_what_warms_up_leaves_no_collective_open() -> None:
+    assert launch(left_open, 2, args=(TrainingConfig(),)) == [(3, [])] * 2
 
 
 def test_parts_of_the_plan() -> None:

@@ -69,11 +69,11 @@ def warm_up(group: Group, config: TrainingConfig) -> None:
     )  # fmt: skip
     dtype = getattr(torch, config.dtype)
     model = Decoder(tiny, shard(tiny, group.size, group.rank), dtype=dtype, device=str(group.device))
-    trainer = Trainer(group, model, replace(config, batch_size=2, accumulation=1, length=4))
-    initialize(trainer.parts, model, 0)
-    windows = np.arange(10).reshape(2, 5)
-    trainer.step(windows, 0)
-    trainer.evaluate(InOrder(windows[0], 2))
+    with Trainer(group, model, replace(config, batch_size=2, accumulation=1, length=4)) as trainer:
+        initialize(trainer.parts, model, 0)
+        windows = np.arange(10).reshape(2, 5)
+        trainer.step(windows, 0)
+        trainer.evaluate(InOrder(windows[0], 2))
     square = torch.ones(512, 512, dtype=dtype, device=group.device)
     square @ square  # libraries of matrix products keep up to 9 MB once one is large
 

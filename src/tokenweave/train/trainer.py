@@ -1,6 +1,7 @@
 """One rank's part of training: forward, backward, sum, clip, step."""
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,7 +33,8 @@ class StepResult:
 class Trainer:
     """Weights, gradients and optimizer of this rank. All ranks make the same calls.
 
-    model: of the config's dtype, its weights filled. Its parameters get gradients from here on.
+    model: of the config's dtype, its weights filled. Its parameters get gradients from here on. A context manager:
+    `close` closes its collectives.
     """
 
     def __init__(self, group: Group, model: Decoder, config: TrainingConfig) -> None:
@@ -53,6 +55,16 @@ class Trainer:
             sequence_parallel=config.sequence_parallel, wide=model.dtype != torch.float32 and config.accumulation > 1,
         )  # fmt: skip
         self._options = LossOptions(label_smoothing=config.label_smoothing, z_loss=config.z_loss)
+
+    def close(self) -> None:
+        for collective in (self.collective, self.sums, self.vocabulary.collective):
+            collective.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
     def step(self, windows: np.ndarray, step: int) -> StepResult:
         """One step of the optimizer on windows [batch_size, length + 1]."""
