@@ -8,9 +8,12 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tokenweave.comm import group_from_environment
+from tokenweave.comm.environment import _on_this_host
+from tokenweave.comm.world import World
 
 RANK = """
     import sys
@@ -75,3 +78,33 @@ def test_without_either_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch)
         group_from_environment()
     with pytest.raises(ValueError, match="cannot be used here"):
         group_from_environment("shared_memory")
+
+
+@pytest.mark.parametrize(
+    "gpus, local, expected",
+    [
+        (8, {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}, (3, 8)),  # torchrun, on the second of two hosts
+        (1, {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}, (0, 1)),
+        (1, {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (1, 2)),  # is then refused: a GPU for two
+        (1, {}, (0, 1)),  # a host with one GPU, or one of several that each rank was given
+        (1, {"LOCAL_RANK": "3"}, (0, 1)),
+        (16, {}, (11, 16)),
+        (0, {}, (11, 16)),  # is then refused
+    ],
+)
+def test_which_of_the_hosts_ranks_this_is(
+    gpus: int, local: dict[str, str], expected: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in local.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    assert _on_this_host(World(11, 16, lambda timeout: None)) == expected
+
+
+def test_ranks_of_several_hosts_must_be_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    with pytest.raises(ValueError, match="16 ranks and 8 GPUs here; set LOCAL_RANK and LOCAL_WORLD_SIZE"):
+        _on_this_host(World(11, 16, lambda timeout: None))

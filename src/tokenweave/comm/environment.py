@@ -2,6 +2,8 @@
 
 import os
 
+import torch
+
 from tokenweave.comm.distributed import Distributed
 from tokenweave.comm.group import Group, Opener
 from tokenweave.comm.ladder import choose
@@ -34,7 +36,18 @@ def group_of(world: World, rung: str, device: str, timeout: float) -> Group:
 
 
 def _on_this_host(world: World) -> tuple[int, int]:
-    """This rank's number among those of the host and how many these are, as torchrun tells; without it, all are."""
-    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, size = (int(os.environ.get(name, value)) for name, value in zip(names, (world.rank, world.size), strict=True))
-    return rank, size
+    """This rank's number among those of the host and how many these are, as torchrun tells. Without it a rank that sees
+    one GPU is alone with it (SLURM gives each its own), and one that sees several has all ranks beside it.
+
+    Raises ValueError where they cannot be all here."""
+    if "LOCAL_RANK" in os.environ and "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    count = torch.cuda.device_count()
+    if count == 1:
+        return 0, 1
+    if 1 < count < world.size:
+        raise ValueError(
+            f"there are {world.size} ranks and {count} GPUs here; set LOCAL_RANK and LOCAL_WORLD_SIZE, as torchrun "
+            "does, to tell which ranks are on this host"
+        )
+    return world.rank, world.size
