@@ -3,16 +3,18 @@
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from tokenweave.comm.collective import CommunicationError
 from tokenweave.comm.streams import LOOPBACK, Address, StreamError, Streams, connect, own_interface
+from tokenweave.comm.within import within
 
 _OPENING_SECONDS = 120.0  # what opening may take beyond the deadline, as ranks may be compiling the kernels
 _ECHO_SECONDS = 0.5  # how long to look for another rank's account of a failure
+# What the store may take then: where its host says nothing, a TCPStore waits in `check` beyond its own timeout.
+_STORE_SECONDS = 1.0
 
 
 class World:
@@ -24,6 +26,7 @@ class World:
         self._opened = 0  # collectives, on every rank in the same order
         self._joined_here = False
         self._meeting: dist.ProcessGroup | None = None
+        self._store_is_silent = False
         self.ended: str | None = None  # why, once an operation has failed
 
     @staticmethod
@@ -116,26 +119,38 @@ class World:
         """Put down why the group has ended, unless another rank has; returns the first account, which all ranks raise.
 
         wait: this rank has seen only that a peer is gone, which another rank may be about to explain."""
-        self.ended = self._first_account(account, wait)
+        self.ended = self._told_by_store(lambda store: self._first_account(store, account, wait)) or account
         return self.ended
 
     def look(self) -> None:
         """Take in why the group has ended, if another rank has put that down."""
-        with suppress(RuntimeError):  # the store has gone with its host
-            store = dist.distributed_c10d._get_default_store()
-            if self.ended is None and store.check([self._key("failure")]):
-                self.ended = store.get(self._key("failure")).decode()
 
-    def _first_account(self, account: str, wait: bool) -> str:
-        try:
-            store = dist.distributed_c10d._get_default_store()
-            deadline = time.monotonic() + (_ECHO_SECONDS if wait else 0.0)
+        def account(store: dist.Store) -> str | None:
             failure = self._key("failure")
-            while not store.check([failure]) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            return store.compare_set(failure, "", account).decode()
-        except RuntimeError:
-            return account  # the store has gone with its host
+            return store.get(failure).decode() if store.check([failure]) else None
+
+        if self.ended is None:
+            self.ended = self._told_by_store(account)
+
+    def _first_account(self, store: dist.Store, account: str, wait: bool) -> str:
+        deadline = time.monotonic() + (_ECHO_SECONDS if wait else 0.0)
+        failure = self._key("failure")
+        while not store.check([failure]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return store.compare_set(failure, "", account).decode()
+
+    def _told_by_store(self, question: Callable[[dist.Store], str | None]) -> str | None:
+        """None also where the store has gone with its host."""
+        if self._store_is_silent:
+            return None
+        store = dist.distributed_c10d._get_default_store()
+        try:
+            return within(_ECHO_SECONDS + _STORE_SECONDS, lambda: question(store))
+        except TimeoutError:
+            self._store_is_silent = True
+        except RuntimeError:  # nobody listens
+            pass
+        return None
 
     def _key(self, name: str) -> str:
         """In the store, which other worlds of these ranks may have used or be using."""
