@@ -77,6 +77,31 @@ def test_a_late_peer_is_named() -> None:
     assert on_ranks(3, run) == [(2, True), (2, True), None]
 
 
+def test_what_was_posted_to_a_peer_that_has_gone_is_forgotten() -> None:
+    """After that it is not in the way of the others."""
+
+    def run(rank: int, lanes: list[Streams]) -> object:
+        streams = lanes[0]
+        if rank == 2:
+            return None
+        if rank == 1:
+            time.sleep(0.5)
+            streams.post(0, memoryview(b"here"))
+            return None
+        with pytest.raises(StreamError) as caught:
+            while True:
+                streams.post(2, memoryview(b"x"))
+                time.sleep(0.05)
+        assert (caught.value.peer, caught.value.late) == (2, False)
+        streams.forget(2)
+        memory = bytearray(4)
+        streams.receive({1: memoryview(memory)}, soon())
+        streams.flush(soon())
+        return bytes(memory)
+
+    assert on_ranks(3, run) == [b"here", None, None]
+
+
 def test_a_peer_that_has_gone_is_named() -> None:
     def run(rank: int, lanes: list[Streams]) -> object:
         if rank == 1:

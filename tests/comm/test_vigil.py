@@ -171,6 +171,87 @@ def test_a_peer_that_goes_when_nobody_waits_is_no_failure() -> None:
     assert account is None
 
 
+def test_a_rank_that_is_done_has_not_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 gathers: rank 1 has sent and closes, rank 2 comes long after that, but within the deadline."""
+    monkeypatch.setattr("test_vigil.TIMEOUT", 20.0)
+
+    def run(rank: Rank) -> None:
+        if rank.rank == 1:
+            rank.begin(0)
+            rank.finish(0)
+            return
+        rank.begin(0)
+        time.sleep(2.0)  # it waits for others for a second
+        rank.finish(0)
+
+    account, _ = on_ranks(3, run, keep=0.0)
+    assert account is None
+
+
+def test_a_rank_that_was_done_before_it_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_vigil.TIMEOUT", 20.0)
+
+    def run(rank: Rank) -> None:
+        for count in range(2):
+            rank.begin(0)
+            if count == 0 or rank.rank == 1:
+                rank.finish(0)
+            if rank.rank == 1:
+                assert rank.vigil is not None
+                rank.vigil.stop()
+                return
+
+    account, ranks = on_ranks(3, run, keep=3.0)
+    assert account is not None and account.startswith("rank 1 has closed the collective; rank ")
+    assert account.endswith("waits for it in all_reduce of [5, 64] float32 on lane 0")
+    assert ranks[0].aborted and ranks[2].aborted
+
+
+def test_a_rank_that_is_done_says_how_far_it_came() -> None:
+    """Not silent, and not the late one: rank 2 is."""
+
+    def run(rank: Rank) -> None:
+        if rank.rank != 2:
+            rank.begin(0)
+        if rank.rank == 1:
+            rank.finish(0)
+            assert rank.vigil is not None
+            rank.vigil.stop()
+
+    account, _ = on_ranks(3, run)
+    assert account is not None and account.startswith("rank 2 did not come to all_reduce of [5, 64]")
+
+
+@pytest.mark.parametrize("dies", (True, False))
+def test_those_that_are_left_hear_each_other(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 2 has gone, with messages on their way to it."""
+    turns: list[int] = []
+    listen = Vigil._listen
+
+    def counted(vigil: Vigil, seconds: float) -> None:
+        turns.append(vigil._world.rank)
+        listen(vigil, seconds)
+
+    monkeypatch.setattr(Vigil, "_listen", counted)
+
+    def run(rank: Rank) -> None:
+        assert rank.vigil is not None
+        if rank.rank == 2:
+            if dies:
+                rank.ended = "gone"
+            rank.vigil.stop()
+            return
+        for number in range(12):
+            rank.vigil.launched(0, (Operation.ALL_REDUCE, 5 + (rank.rank == 1 and number == 11), 64))
+            time.sleep(0.15)
+
+    account, ranks = on_ranks(3, run, keep=2.0)
+    assert account is not None and "came with" in account
+    assert all(words in account for words in ("of [5, 64]", "of [6, 64]", "rank 0", "rank 1"))
+    assert ranks[0].aborted and ranks[1].aborted
+    assert turns.count(0) < 100  # in 3 s: ten looks a second, and one for each message
+
+
 def test_ranks_that_wait_in_unlike_operations_are_told_so() -> None:
     account, _ = on_ranks(2, lambda rank: rank.begin(0, (Operation.ALL_REDUCE, 5 + rank.rank, 64)))
     assert account is not None and "came with" in account

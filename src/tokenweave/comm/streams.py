@@ -87,6 +87,11 @@ class Streams:
         while any(self._outgoing.values()):
             self._ready((), deadline)
 
+    def forget(self, peer: int) -> None:
+        """Drop what is posted and has not gone out: nothing goes to a peer that has gone, and to try in vain wakes
+        every wait at once."""
+        self._outgoing[peer].clear()
+
     def close(self) -> None:
         """Peers that wait for this rank see the connections end."""
         for connection in self._connections.values():
