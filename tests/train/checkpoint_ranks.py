@@ -23,6 +23,8 @@ def train_and_save(group: Group, case: Case, directory: Path, steps: range, faul
         losses.append(trainer.step(case.windows[step * batch : (step + 1) * batch], step).loss)
         if fault == "full disk" and step == steps.stop - 1:
             os.posix_fallocate = _full  # type: ignore[assignment]
+        if fault == "not finite" and step == steps.stop - 1 and group.rank == group.size - 1:
+            trainer.optimizer.second[-1].view(-1)[-1] = torch.inf
         if fault == "half written" and step == steps.stop - 1:
             (directory / ".unfinished-step-00000099" / "weights").mkdir(parents=True, exist_ok=True)
             return losses

@@ -12,7 +12,7 @@ from train.train_ranks import Case, losses
 
 from tokenweave.comm import launch
 from tokenweave.train.config import TrainingConfig
-from tokenweave.train.run import latest
+from tokenweave.train.run import Diverged, latest
 
 BATCH, LENGTH, STEPS = 3, 11, 9
 BIASED = next(tiny for tiny in FAMILIES if tiny.name == "llama-bias")  # one KV head: copies on every rank
@@ -75,6 +75,15 @@ def test_a_full_disk_loses_no_earlier_checkpoint(tmp_path: Path, whole: dict) ->
         launch(train_and_save, 2, args=(given, directory, range(4), "full disk"))
     found = latest(directory)
     assert found is not None and found.name == "step-00000003"
+    assert launch(train_and_save, 2, args=(given, directory, range(3, STEPS)))[0] == whole["float32"][3:]
+
+
+def test_what_is_not_finite_is_not_written(tmp_path: Path, whole: dict) -> None:
+    given, directory = case(tmp_path), tmp_path / "checkpoints"
+    directory.mkdir()
+    with pytest.raises(Diverged, match="after step 4 there are weights or moments that are not finite"):
+        launch(train_and_save, 2, args=(given, directory, range(4), "not finite"))
+    assert sorted(path.name for path in directory.iterdir()) == ["step-00000002", "step-00000003"]
     assert launch(train_and_save, 2, args=(given, directory, range(3, STEPS)))[0] == whole["float32"][3:]
 
 

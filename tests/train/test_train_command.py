@@ -1,6 +1,7 @@
 """tokenweave train as a user runs it: from scratch, killed at any moment, resumed, at another tp, used by others."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tokenweave import LLM, SamplingParams
 from tokenweave.cli.main import main
@@ -113,6 +115,39 @@ def test_a_finished_run_is_given_more_steps(files: Path, capsys: pytest.CaptureF
     reference = [json.loads(line) for line in (files / "whole" / "losses.jsonl").read_text().splitlines()]
     assert [row["learning_rate"] for row in rows[12:]] == [row["learning_rate"] for row in reference[12:]]
     assert main(first) == 2 and "a run of 40 steps" in capsys.readouterr().err
+
+
+def test_a_run_that_diverges_ends_at_its_last_checkpoint(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = "diverged"  # good steps while the learning rate rises, one without any, then one of 1e31
+    more = ["--steps", "9", "--warmup-steps", "3", "--final-learning-rate", "1e32", "--checkpoint-every", "2"]
+    arguments = [*words(files, out), *more]
+    kept: list[dict[str, bytes]] = []
+    for _ in range(2):  # the same command again ends there too
+        assert main(arguments) == 1
+        (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tokenweave:")]
+        assert (
+            said.startswith("tokenweave: error: at step 6 the loss is 5.") and "the norm of its gradient nan: " in said
+        )
+        assert f"{files / out / 'checkpoints' / 'step-00000004'}, is as it was" in said
+        checkpoints = files / out / "checkpoints"
+        assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000002", "step-00000004"]
+        kept.append({str(path): path.read_bytes() for path in checkpoints.rglob("*") if path.is_file()})
+        assert not (files / out / "model" / "model.safetensors").exists()
+        losses = [json.loads(line)["loss"] for line in (files / out / "losses.jsonl").read_text().splitlines()]
+        assert len(losses) == 5 and all(map(math.isfinite, losses))
+    assert kept[0] == kept[1]
+
+
+def test_a_finished_run_that_is_not_finite_makes_no_model(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*words(files, "spoilt"), "--steps", "2"]
+    assert main(arguments) == 0
+    model = (files / "spoilt" / "model" / "model.safetensors").read_bytes()
+    weights = files / "spoilt" / "checkpoints" / "step-00000002" / "weights" / "model.safetensors"
+    save_file({name: tensor * math.nan for name, tensor in load_file(weights).items()}, weights)
+    capsys.readouterr()
+    assert main(arguments) == 1
+    assert "after step 2 the loss on the held-out text is nan" in capsys.readouterr().err
+    assert (files / "spoilt" / "model" / "model.safetensors").read_bytes() == model
 
 
 def test_dropout_of_the_config_is_told(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

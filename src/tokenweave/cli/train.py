@@ -21,6 +21,7 @@ from tokenweave.train.run import (
     MODEL,
     SETTINGS,
     TOKENS,
+    Diverged,
     Finished,
     LossFile,
     Progress,
@@ -111,7 +112,12 @@ def run(args: argparse.Namespace) -> int:
         sequence_parallel=config.sequence_parallel, recompute=config.recompute, device=this.device,
     )  # fmt: skip
     losses = LossFile(this)
-    _train(this, config, losses, planned)
+    try:
+        _train(this, config, losses, planned)
+    except Diverged as error:
+        kept = latest(this.out / CHECKPOINTS)
+        left = "there is no checkpoint yet" if kept is None else f"the last checkpoint, {kept}, is as it was"
+        raise Diverged(f"{error}: the run ends here; {left}; a lower --learning-rate may help") from None
     if args.plot:
         draw(args.plot, losses.rows)
     return 0

@@ -24,7 +24,7 @@ from tokenweave.layers.pieces import Piece
 from tokenweave.models.checkpoint import SINGLE, Checkpoint, checked
 from tokenweave.models.safetensors_writer import header
 from tokenweave.train.parts import Part, broadcast_json
-from tokenweave.train.run import STATE
+from tokenweave.train.run import STATE, Diverged
 from tokenweave.train.trainer import Trainer
 
 STATES = ("weights", "first_moment", "second_moment")
@@ -36,8 +36,11 @@ AT_ONCE = 4 << 20  # bytes of a file that are mapped and touched
 def save(trainer: Trainer, directory: Path, step: int, state: Mapping[str, Any]) -> Path:
     """Write step-`step` under `directory`; `state` is any JSON data. All ranks call it. Older checkpoints but one go.
 
-    Raises OSError on rank 0, before anything is written, if the disk has too little room; nothing is lost then.
+    Raises OSError on rank 0, before anything is written, if the disk has too little room, and Diverged on all of them
+    if a weight or moment is not finite; nothing is lost then.
     """
+    if not trainer.finite():
+        raise Diverged(f"after step {step} there are weights or moments that are not finite")
     final, unfinished = directory / f"step-{step:08d}", directory / f"{UNFINISHED}step-{step:08d}"
     first = trainer.group.rank == 0
     if first:

@@ -71,7 +71,13 @@ class Gradients:
             if part.holders[0] == self._rank:
                 own = part.of(tensors[self._index[id(part.parameter)]])
                 squares += sum(float(piece.double().square().sum()) for piece in in_pieces(own))
-        return self._total(squares) ** 0.5
+        return self.total(squares) ** 0.5
+
+    def total(self, value: float) -> float:
+        """Every rank's value, summed."""
+        row = self._collective.buffer(0, 1).zero_()
+        row[0, 0] = value
+        return float(self._collective.all_reduce(row)[0, 0])
 
     def clear(self) -> None:
         """For the next step."""
@@ -88,8 +94,3 @@ class Gradients:
             piece.copy_(self._collective.all_reduce(rows).view(-1)[: len(piece)])
         if region is not None:
             region.copy_(flat.view_as(region))
-
-    def _total(self, value: float) -> float:
-        row = self._collective.buffer(0, 1).zero_()
-        row[0, 0] = value
-        return float(self._collective.all_reduce(row)[0, 0])

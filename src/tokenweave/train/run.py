@@ -68,6 +68,10 @@ class Progress:
     held_out: float | None
 
 
+class Diverged(RuntimeError):
+    """Losses, gradients or weights that are not finite: nothing that follows would be."""
+
+
 @dataclass(frozen=True)
 class Finished:
     """held_out: of a run that had no step left to do."""

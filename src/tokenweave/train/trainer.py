@@ -1,5 +1,6 @@
 """One rank's part of training: forward, backward, sum, clip, step."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,6 +16,8 @@ from tokenweave.train.config import TrainingConfig, head_chunk
 from tokenweave.train.executor import TrainingExecutor
 from tokenweave.train.gradients import Gradients
 from tokenweave.train.parts import parts_of
+from tokenweave.train.pieces import in_pieces
+from tokenweave.train.run import Diverged
 from tokenweave.train.schedule import learning_rate
 from tokenweave.train.windows import InOrder, as_batch
 
@@ -67,13 +70,18 @@ class Trainer:
         self.close()
 
     def step(self, windows: np.ndarray, step: int) -> StepResult:
-        """One step of the optimizer on windows [batch_size, length + 1]."""
+        """One step of the optimizer on windows [batch_size, length + 1].
+
+        Raises Diverged, alike on every rank, if the loss or the gradient is not finite; the weights are then as before.
+        """
         config = self.config
         loss = 0.0
         for part in np.split(windows, config.accumulation):
             loss += self.backward(part, count=config.batch_size * config.length)
             self.gradients.accumulate()
         norm = self.gradients.reduce()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise Diverged(f"at step {step + 1} the loss is {loss} and the norm of its gradient {norm}")
         rate = learning_rate(config, step)
         scale = min(1.0, config.clip_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ has it
         self.optimizer.step(self.gradients.tensors, step, learning_rate=rate, scale=scale)
@@ -87,6 +95,13 @@ class Trainer:
         loss = head_loss(rows, self.model.lm_head.weight, targets, self.vocabulary, self._options, count=count)
         loss.backward()
         return float(loss.detach())
+
+    def finite(self) -> bool:
+        """Whether all ranks' weights and moments are finite. Every rank asks and gets the same answer."""
+        optimizer = self.optimizer
+        states = (*optimizer.masters, *optimizer.first, *optimizer.second)
+        mine = all(bool(piece.isfinite().all()) for tensor in states for piece in in_pieces(tensor))
+        return self.gradients.total(0.0 if mine else 1.0) == 0.0
 
     @torch.no_grad()
     def evaluate(self, windows: InOrder) -> float:

@@ -1,5 +1,6 @@
 """What each rank of `tokenweave train` runs: start or resume, the steps, checkpoints, the finished model."""
 
+import math
 import os
 import time
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from tokenweave.train.checkpoint import restore, save, write_whole
 from tokenweave.train.config import TrainingConfig
 from tokenweave.train.initialize import initialize
 from tokenweave.train.memory import MeasuredMemory, MemoryMeter, warm_up
-from tokenweave.train.run import CHECKPOINTS, MODEL, TOKENS, Finished, Progress, Run, latest, read_state
+from tokenweave.train.run import CHECKPOINTS, MODEL, TOKENS, Diverged, Finished, Progress, Run, latest, read_state
 from tokenweave.train.tokens import TokenFile
 from tokenweave.train.trainer import Trainer
 from tokenweave.train.windows import InOrder, Windows
@@ -33,24 +34,33 @@ def main(group: Group, links: Links, run: Run, config: TrainingConfig) -> Measur
     train, held_out = _texts(run, config)
     windows, checked = Windows(train, config.length, config.seed), InOrder(held_out, config.length)
     start = len(rows)
-    for step in range(start, config.steps):
-        began = time.perf_counter()
-        result = trainer.step(windows.rows(step * config.batch_size, config.batch_size), step)
-        seconds = time.perf_counter() - began
-        done = step + 1
-        score = trainer.evaluate(checked) if run.evaluates(done, config.steps) else None
-        progress = Progress(done, result.loss, result.norm, result.learning_rate, seconds, score)
-        rows.append(asdict(progress))
-        if group.rank == 0:
-            links.parent.send(progress)
-        if run.checkpoints(done, config.steps):
-            save(trainer, run.out / CHECKPOINTS, done, {"rows": rows})
-    measured = meter.measure(trainer)
-    _publish(trainer, run.out / MODEL)
-    score = trainer.evaluate(checked) if start == config.steps else None
+    with trainer:
+        for step in range(start, config.steps):
+            began = time.perf_counter()
+            result = trainer.step(windows.rows(step * config.batch_size, config.batch_size), step)
+            seconds = time.perf_counter() - began
+            done = step + 1
+            score = _score(trainer, checked, done) if run.evaluates(done, config.steps) else None
+            progress = Progress(done, result.loss, result.norm, result.learning_rate, seconds, score)
+            rows.append(asdict(progress))
+            if group.rank == 0:
+                links.parent.send(progress)
+            if run.checkpoints(done, config.steps):
+                save(trainer, run.out / CHECKPOINTS, done, {"rows": rows})
+        measured = meter.measure(trainer)
+        score = _score(trainer, checked, start) if start == config.steps else None
+        _publish(trainer, run.out / MODEL)
     if group.rank == 0:
         links.parent.send(Finished(score))
     return measured
+
+
+def _score(trainer: Trainer, held_out: InOrder, done: int) -> float:
+    """The loss on the held-out text after `done` steps. Raises Diverged if it is not finite."""
+    loss = trainer.evaluate(held_out)
+    if not math.isfinite(loss):
+        raise Diverged(f"after step {done} the loss on the held-out text is {loss}")
+    return loss
 
 
 def _begin(group: Group, run: Run, config: TrainingConfig, dtype: torch.dtype) -> tuple[Trainer, list[dict[str, Any]]]:
