@@ -1,5 +1,8 @@
 """The GPU's distributed collective with its GPU taken away: gloo for NCCL, plain torch for the kernels."""
 
+import threading
+import time
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 import comm_oracle as oracle
@@ -7,7 +10,7 @@ import comm_ranks
 import torch
 import torch.distributed as dist
 
-from tokenweave.comm import Group, distributed_gpu, nccl
+from tokenweave.comm import CommunicationError, Group, distributed_gpu, nccl
 from tokenweave.comm.operations import Operation
 from tokenweave.comm.vigil import PROGRESS_WORDS, Progress
 
@@ -52,13 +55,18 @@ def gloo(device: torch.device, patience: float) -> dist.ProcessGroup:
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=20))
 
 
-def all_checks(group: Group) -> dict[str, object]:
-    """What the CPU's collectives are held to."""
+def twin_of(group: Group) -> Group:
+    """A group of the same ranks."""
     distributed_gpu.GpuRows = CpuRows  # type: ignore[assignment,misc]
     distributed_gpu.refuse_in_capture = lambda: None
     nccl.connected = gloo
     opener = distributed_gpu.DistributedOnGpus(group._opener._world, torch.device("cpu"))
-    twin = Group(group.rank, group.size, device="cpu", collective="distributed", timeout=20.0, opener=opener)
+    return Group(group.rank, group.size, device="cpu", collective="distributed", timeout=20.0, opener=opener)
+
+
+def all_checks(group: Group) -> dict[str, object]:
+    """What the CPU's collectives are held to."""
+    twin = twin_of(group)
     found: dict[str, object] = {"fused": []}
     for hidden in (33, 64):
         for dtype in comm_ranks.DTYPES:
@@ -70,3 +78,24 @@ def all_checks(group: Group) -> dict[str, object]:
     found |= {check.__name__: check(twin) for check in checks}
     twin.close()
     return found
+
+
+def raising(group: Group, where: str) -> tuple[str | None, float]:
+    """Rank 1 raises an error with operations under way, within the collective's `with` or only the group's. What each
+    rank was told, and after how long."""
+    twin, began = twin_of(group), time.monotonic()
+    collective = twin.open_collective(64, 8)
+    if group.rank == 0:
+        while time.monotonic() < began + 20:
+            try:
+                collective.check()
+            except CommunicationError as error:
+                collective.close()
+                return str(error), time.monotonic() - began
+            time.sleep(0.02)
+        return None, 0.0
+    under_way = threading.Event()
+    collective._local.synchronize = lambda: under_way.wait(30.0)
+    with suppress(ZeroDivisionError), twin, collective if where == "in the collective" else nullcontext():
+        raise ZeroDivisionError
+    return collective._world.ended, time.monotonic() - began

@@ -1,9 +1,8 @@
 """The collective of GPUs that cannot read each other's memory, on one host or several: rows go by NCCL."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 import torch
@@ -15,21 +14,19 @@ from tokenweave.comm.gpu_collective import GpuCollective, GpuLane, refuse_in_cap
 from tokenweave.comm.gpu_rows import GpuRows, PackedLane
 from tokenweave.comm.operations import Operation, describe, dtype_code
 from tokenweave.comm.shape import CollectiveShape, check_columns, check_root
-from tokenweave.comm.streams import StreamError, Streams
+from tokenweave.comm.streams import Streams
 from tokenweave.comm.vigil import Vigil
+from tokenweave.comm.within import within
 from tokenweave.comm.world import World
 
-_PATIENCE_SECONDS = 120.0  # beyond the deadline, until torch writes to its log that an operation is late
-_FAREWELL_SECONDS = 1.0  # how long a rank that closes waits for those that have not come to that
+_PATIENCE_SECONDS = 120.0  # beyond the deadline: to connect, and until torch writes to its log that a rank is late
+_RAISED_SECONDS = 1.0  # how long a rank that has raised an error waits for what it has launched
 
 
 @dataclass(frozen=True)
 class ExchangeLane(GpuLane):
-    """group: the lane's own process group; None where there is one rank."""
-
     number: int
     packed: PackedLane
-    group: dist.ProcessGroup | None
 
 
 class DistributedOnGpus:
@@ -39,29 +36,48 @@ class DistributedOnGpus:
     def __init__(self, world: World, device: torch.device) -> None:
         self._world, self._device, self._opened = world, device, 0
         self._free: list[dist.ProcessGroup] = []
+        self._closed = False
 
     def open(self, shape: CollectiveShape) -> "DistributedGpuCollective":
         refuse_in_capture()
+        if self._world.ended is not None:
+            raise CommunicationError(self._world.ended)
         self._opened += 1
+        # What can fail on this rank alone comes before the ranks meet: after that the others wait for it in NCCL.
+        local = GpuRows(shape, self._world.size, self._device)
+        lanes = [_lane(shape, self._world.size, self._device, number) for number in range(shape.lanes)]
         self._world.meet(shape.timeout)
         mine = json.dumps({**asdict(shape), "dtype": shape.dtype_name})
         self._world.agree(f"distributed/{self._opened}", "open_collective", mine)
-        local = GpuRows(shape, self._world.size, self._device)
-        groups: list[dist.ProcessGroup] = []
-        if self._world.size > 1:
-            patience = shape.timeout + _PATIENCE_SECONDS
-            groups = [
-                self._free.pop() if self._free else nccl.connected(self._device, patience) for _ in range(shape.lanes)
-            ]
-        return DistributedGpuCollective(shape, self._world, self._device, local, groups, self._release)
+        [streams] = self._world.open_lanes(1, shape.timeout)
+        try:
+            groups = self._take(shape.lanes, shape.timeout + _PATIENCE_SECONDS)
+        except BaseException:
+            streams.close()
+            raise
+        return DistributedGpuCollective(shape, self._world, self._device, local, lanes, groups, streams, self._release)
+
+    def _take(self, lanes: int, patience: float) -> list[dist.ProcessGroup]:
+        """A process group for each lane; none where there is one rank."""
+        if self._world.size == 1:
+            return []
+        try:
+            while len(self._free) < lanes:
+                self._free.append(nccl.connected(self._device, patience))
+        except CommunicationError as error:
+            raise CommunicationError(self._world.end(f"rank {self._world.rank}: {error}", wait=True)) from error
+        taken, self._free = self._free[:lanes], self._free[lanes:]
+        return taken
 
     def _release(self, groups: list[dist.ProcessGroup]) -> None:
         self._free.extend(groups)
 
     def close(self) -> None:
         """Leaves the world, unless process groups cannot be destroyed, for which that would wait."""
-        free, self._free = self._free, []
-        if self._world.ended is None and (not free or nccl.destroyed(free)):
+        if self._closed:
+            return
+        self._closed = True
+        if self._world.ended is None and (not self._free or nccl.destroyed(self._free)):
             self._world.close()
 
 
@@ -79,20 +95,17 @@ class DistributedGpuCollective(GpuCollective[ExchangeLane]):
     default_budget = 1 << 10  # nothing else waits for the processors that this short kernel takes
 
     def __init__(
-        self, shape: CollectiveShape, world: World, device: torch.device, local: GpuRows,
-        groups: list[dist.ProcessGroup], release: Callable[[list[dist.ProcessGroup]], object],
+        self, shape: CollectiveShape, world: World, device: torch.device, local: GpuRows, lanes: list[ExchangeLane],
+        groups: list[dist.ProcessGroup], streams: Streams, release: Callable[[list[dist.ProcessGroup]], object],
     ) -> None:  # fmt: skip
-        """release: what is to become of the groups when this is closed and nobody uses them any more."""
+        """groups: one a lane. release: what becomes of them when this is closed and nobody uses them any more."""
+        super().__init__(shape, world.rank, world.size, device, lanes)
         self._world, self._local, self._groups, self._release = world, local, groups, release
         self._element = dtype_code(shape.dtype) << 8
-        lanes = [_lane(shape, world.size, device, number, groups) for number in range(shape.lanes)]
-        super().__init__(shape, world.rank, world.size, device, lanes)
-        self._farewell: Streams | None = None
         self._vigil: Vigil | None = None
         if world.size > 1:
-            watched, self._farewell = world.open_lanes(2, shape.timeout)
             progress = local.progress.numpy()
-            self._vigil = Vigil(world, watched, progress, shape.timeout, lambda: nccl.abort(groups))
+            self._vigil = Vigil(world, streams, progress, shape.timeout, lambda: nccl.abort(groups))
 
     def check(self) -> None:
         if self._world.ended is not None:
@@ -126,8 +139,8 @@ class DistributedGpuCollective(GpuCollective[ExchangeLane]):
         flat = _bytes(tensor)
         moved = flat.to(self.device)
         with self._under_way(own, Operation.BROADCAST | dtype_code(tensor.dtype) << 8 | root << 16, len(flat), 1):
-            if own.group is not None and len(flat):
-                dist.broadcast(moved, root, group=own.group)
+            if self._groups and len(flat):
+                dist.broadcast(moved, root, group=self._groups[lane])
         if moved is not flat:
             flat.copy_(moved)
             self._settle()
@@ -141,27 +154,31 @@ class DistributedGpuCollective(GpuCollective[ExchangeLane]):
         self._settle()
 
     def close(self) -> None:
-        """Waits until every rank has come to this, for a short time: what it has sent may still be on its way."""
+        """Waits for what this rank has launched, and a short time for ranks that have not come to this."""
+        self._close(None)
+
+    def __exit__(self, *exc: object) -> None:
+        """After an error it does not wait long: other ranks may never come to what this one has launched."""
+        self._close(_RAISED_SECONDS if any(exc) else None)
+
+    def _close(self, patience: float | None) -> None:
         if not self._lanes:
             return
         super().close()
-        if self._vigil is None or self._farewell is None:
+        if self._vigil is None:
             return
-        if self._world.ended is None:
-            self._local.synchronize()
-            self._part(self._farewell)
-        self._vigil.stop()
-        self._farewell.close()
+        try:
+            if self._world.ended is None:
+                within(patience, self._local.synchronize)
+        except TimeoutError:
+            self._world.end(f"rank {self.rank} has raised an error, with operations under way", wait=False)
+        except RuntimeError as error:
+            self._world.end(f"rank {self.rank}'s GPU has failed: {str(error).splitlines()[0]}", wait=False)
+            raise
+        finally:
+            self._vigil.stop()
         if self._world.ended is None:
             self._release(self._groups)
-
-    def _part(self, streams: Streams) -> None:
-        peers = [rank for rank in range(self.size) if rank != self.rank]
-        with suppress(StreamError):  # it has failed, or is not about to close
-            for peer in peers:
-                streams.post(peer, memoryview(b"."))
-            wanted = {peer: memoryview(bytearray(1)) for peer in peers}
-            streams.receive(wanted, time.monotonic() + _FAREWELL_SECONDS)
 
     def _launch(
         self, own: ExchangeLane, operation: Operation, tokens: int, rows: torch.Tensor, weight: torch.Tensor, *,
@@ -183,10 +200,10 @@ class DistributedGpuCollective(GpuCollective[ExchangeLane]):
         sent_sizes: list[int],
     ) -> None:  # fmt: skip
         """Send every rank its part of `sent`, one behind the other, and receive from every rank."""
-        if own.group is None:
-            received.copy_(sent)
+        if self._groups:
+            dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=self._groups[own.number])
         else:
-            dist.all_to_all_single(received, sent, received_sizes, sent_sizes, group=own.group)
+            received.copy_(sent)
 
     @contextmanager
     def _under_way(self, own: ExchangeLane, code: int, rows: int, columns: int) -> Iterator[None]:
@@ -207,11 +224,9 @@ class DistributedGpuCollective(GpuCollective[ExchangeLane]):
             self.check()
 
 
-def _lane(
-    shape: CollectiveShape, size: int, device: torch.device, number: int, groups: list[dist.ProcessGroup]
-) -> ExchangeLane:
+def _lane(shape: CollectiveShape, size: int, device: torch.device, number: int) -> ExchangeLane:
     buffer = torch.empty(shape.max_tokens, shape.hidden_size, dtype=shape.dtype, device=device)
-    return ExchangeLane(buffer, buffer, number, PackedLane.of(shape, size, device), groups[number] if groups else None)
+    return ExchangeLane(buffer, buffer, number, PackedLane.of(shape, size, device))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

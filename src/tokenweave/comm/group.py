@@ -59,10 +59,7 @@ class Group:
 
     def close(self) -> None:
         """Close every collective."""
-        for collective in self._opened:
-            collective.close()
-        self._opened.clear()
-        self._opener.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> "Group":
         return self
@@ -70,4 +67,7 @@ class Group:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        for collective in self._opened:
+            collective.__exit__(kind, value, trace)
+        self._opened.clear()
+        self._opener.close()

@@ -10,6 +10,9 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from tokenweave.comm.collective import CommunicationError
+from tokenweave.comm.within import within
+
 # By these torch ends the process: when an operation fails, when its own watching thread hangs, when another rank has
 # put down what it saw of a failure.
 _HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT")
@@ -19,17 +22,29 @@ _CLOSE_SECONDS = 5.0
 def connected(device: torch.device, patience: float) -> dist.ProcessGroup:
     """A group of all ranks of the world, each on a GPU of its own. Every rank makes it at the same time.
 
-    It is connected, which a capture could not do. patience: seconds after which torch writes to the log that an
-    operation is late; nobody does anything about it.
+    It is connected, which a capture could not do. patience: seconds that this may take, and after which torch writes to
+    the log that an operation is late; nobody does anything about that. Raises CommunicationError.
     """
+    made: list[dist.ProcessGroup] = []
+    try:
+        within(patience, lambda: _connect(made, device, timedelta(seconds=patience)))
+    except (TimeoutError, dist.DistError) as error:
+        abort(made)
+        raise CommunicationError(f"NCCL has not connected the ranks: {str(error).splitlines()[0]}") from error
+    return made[0]
+
+
+def _connect(made: list[dist.ProcessGroup], device: torch.device, timeout: timedelta) -> None:
+    """Appends the group, which is not connected yet, as soon as there is one."""
+    torch.cuda.set_device(device)  # of this thread
     with _without_handling():
-        group = dist.new_group(backend="nccl", device_id=device, timeout=timedelta(seconds=patience))
+        group = dist.new_group(backend="nccl", device_id=device, timeout=timeout)
+    made.append(group)
     ones = torch.ones(group.size(), dtype=torch.uint8, device=device)
     dist.all_reduce(ones, group=group)
     dist.broadcast(ones, 0, group=group)
     dist.all_to_all_single(torch.empty_like(ones), ones, group=group)
     torch.cuda.synchronize(device)
-    return group
 
 
 def abort(groups: list[dist.ProcessGroup]) -> None:
@@ -50,10 +65,11 @@ def destroyed(groups: list[dist.ProcessGroup]) -> bool:
         for group in groups:
             dist.destroy_process_group(group)
 
-    thread = threading.Thread(target=_quietly, args=(destroy,), daemon=True)
-    thread.start()
-    thread.join(_CLOSE_SECONDS)
-    return not thread.is_alive()
+    try:
+        within(_CLOSE_SECONDS, lambda: _quietly(destroy))
+    except TimeoutError:
+        return False
+    return True
 
 
 def _quietly(run: Callable[[], object]) -> None:

@@ -24,7 +24,7 @@ def within(seconds: float | None, call: Callable[[], T]) -> T:
     thread.start()
     thread.join(seconds)
     if not found:
-        raise TimeoutError(f"not done within {seconds} s")
+        raise TimeoutError(f"not done within {seconds:g} s")
     value, error = found
     if error is not None:
         raise error
