@@ -1,6 +1,7 @@
 """The caller's side of the rank processes: requests out, events in."""
 
 import itertools
+import os
 import threading
 import time
 from collections import deque
@@ -49,11 +50,12 @@ class EngineClient:
 
     A thread of its own waits for rank 0: an interrupt, which only reaches the main thread, never leaves a message half
     read, and a rank's death is noticed at once, whatever the caller is doing. After a failure all processes are ended,
-    every inbox gets the error, and so does whoever calls next.
+    every inbox gets the error, and so does whoever calls next. A process forked from this one has no such thread, and the
+    ranks are not its own: there every call raises, and closing does nothing.
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+        self._ranks, self._owner = ranks, os.getpid()
         self._idents = itertools.count()
         self._inboxes: dict[int, Inbox] = {}
         self._lock = threading.Lock()  # of what follows
@@ -73,6 +75,7 @@ class EngineClient:
 
     def submit(self, requests: Sequence[Request], inbox: Inbox) -> None:
         """Queue requests; `inbox` gets what comes of them."""
+        self._check_owner()
         for request in requests:
             with self._lock:
                 self._check()
@@ -89,12 +92,15 @@ class EngineClient:
                     self._send(ident)
 
     def check(self) -> None:
-        """Raise if the engine has failed or is closed."""
+        """Raise if the engine has failed, is closed or is another process's."""
+        self._check_owner()
         with self._lock:
             self._check()
 
     def close(self) -> None:
         """End the ranks. Waiting inboxes get an error. Never raises."""
+        if os.getpid() != self._owner:
+            return
         with self._lock:
             if self._closed:
                 return
@@ -105,6 +111,11 @@ class EngineClient:
                 self._ranks.send(0, None)
         self._reader.join(timeout=1.0)  # a rank in a long step does not hear of it in time: it is killed
         self._ranks.close(grace=1.0)
+
+    def _check_owner(self) -> None:
+        """Before any lock is asked for: a thread that is not here may have held it at the fork."""
+        if os.getpid() != self._owner:
+            raise RuntimeError("the engine is of the process that this one was forked from; make one here")
 
     def _check(self) -> None:
         if self._failure is not None:
