@@ -50,8 +50,8 @@ class EngineClient:
 
     A thread of its own waits for rank 0: an interrupt, which only reaches the main thread, never leaves a message half
     read, and a rank's death is noticed at once, whatever the caller is doing. After a failure all processes are ended,
-    every inbox gets the error, and so does whoever calls next. A process forked from this one has no such thread, and the
-    ranks are not its own: there every call raises, and closing does nothing.
+    every inbox gets the error, and so does whoever calls next. A process forked from this one has no such thread, and
+    the ranks are not its own: there every call raises, and closing does nothing.
     """
 
     def __init__(self, ranks: Ranks) -> None:
