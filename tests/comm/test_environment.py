@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tokenweave.comm import group_from_environment
-from tokenweave.comm.environment import _on_this_host
+from tokenweave.comm.environment import _on_this_host, group_of
 from tokenweave.comm.world import World
 
 RANK = """
@@ -78,6 +78,14 @@ def test_without_either_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch)
         group_from_environment()
     with pytest.raises(ValueError, match="cannot be used here"):
         group_from_environment("shared_memory")
+
+
+@pytest.mark.parametrize(("local", "hosts"), [(None, 1), ("1", 5), ("2", 3), ("5", 1)])
+def test_hosts_are_those_of_torchrun(local: str | None, hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert group_of(World(1, 5, lambda timeout: None), "distributed", "cpu", 1.0).hosts == hosts
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,16 @@ def test_device_name(tmp_path: Path) -> None:
     assert machine.device_name(facts) == machine.device_name(tmp_path / "none") != ""
 
 
-def test_hosts_are_those_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert [key.hosts for key, _, _ in launch(take, 3, "distributed", args=(8,), threads=1)] == [2, 2, 2]
+def on_three_hosts(group: Group) -> int:
+    group.hosts = 3
+    return take(group, 8)[0].hosts
+
+
+def test_hosts_are_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of a launcher that has started the caller alone."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert [key.hosts for key, _, _ in launch(take, 2, "distributed", args=(8,), threads=1)] == [1, 1]
+    assert launch(on_three_hosts, 2, "distributed", threads=1) == [3, 3]
 
 
 @pytest.mark.gpu

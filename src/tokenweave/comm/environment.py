@@ -24,6 +24,7 @@ def group_from_environment(collective: str = "auto", device: str = "cpu", timeou
 def group_of(world: World, rung: str, device: str, timeout: float) -> Group:
     """The group of a world's ranks. rung: "distributed". Raises ValueError if this rank has no GPU of its own."""
     opener: Opener
+    hosts = -(-world.size // int(os.environ.get("LOCAL_WORLD_SIZE", world.size)))  # as torchrun tells it
     if device == "cpu":
         opener = Distributed(world)
     else:
@@ -32,7 +33,7 @@ def group_of(world: World, rung: str, device: str, timeout: float) -> Group:
 
         place = claim(*_on_this_host(world), rung)
         device, opener = str(place), DistributedOnGpus(world, place)
-    return Group(world.rank, world.size, device=device, collective=rung, timeout=timeout, opener=opener)
+    return Group(world.rank, world.size, device=device, collective=rung, timeout=timeout, opener=opener, hosts=hosts)
 
 
 def _on_this_host(world: World) -> tuple[int, int]:

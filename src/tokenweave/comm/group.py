@@ -21,11 +21,13 @@ class Opener(Protocol):
 class Group:
     """One rank's membership. Every rank opens the same collectives in the same order. A context manager.
 
-    collective: what open_collective uses: a rung of the ladder, or "emulated".
+    collective: what open_collective uses: a rung of the ladder, or "emulated". hosts: how many the ranks are on.
     """
 
-    def __init__(self, rank: int, size: int, *, device: str, collective: str, timeout: float, opener: Opener) -> None:
-        self.rank, self.size, self.collective, self.timeout = rank, size, collective, timeout
+    def __init__(
+        self, rank: int, size: int, *, device: str, collective: str, timeout: float, opener: Opener, hosts: int = 1
+    ) -> None:
+        self.rank, self.size, self.collective, self.timeout, self.hosts = rank, size, collective, timeout, hosts
         self.device = torch.device(device)
         self._opener = opener
         self._opened: list[Collective] = []

@@ -34,7 +34,7 @@ def tune_key(group: Group, collective: Collective, model: Decoder, *, max_tokens
         device=torch.cuda.get_device_name(group.device) if on_gpu else device_name(),
         processors=gpu_processors(group.device) if on_gpu else len(os.sched_getaffinity(0)),
         threads=0 if on_gpu else torch.get_num_threads(),
-        hosts=-(-group.size // int(os.environ.get("LOCAL_WORLD_SIZE", group.size))),  # as torchrun tells it
+        hosts=group.hosts,
         model=model_dimensions(model.config),
         tensor_parallel_size=group.size,
         dtype=str(model.dtype).removeprefix("torch."),
