@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from tokenweave.comm.streams import LOOPBACK, connect
 from tokenweave.engine.config import EngineConfig
 from tokenweave.engine.event_codec import decode, encode
 from tokenweave.engine.events import Ready, StepEvents
-from tokenweave.engine.joined import StreamChannel, suited, world
+from tokenweave.engine.joined import JoinedRanks, StreamChannel, suited, world
 from tokenweave.engine.stats import StepStats
 
 PROMPTS = [[5, 9, 300], [7] * 40, [11, 12]]
@@ -164,6 +165,29 @@ def test_a_killed_rank_is_told_to_the_other(model: Path, tmp_path: Path) -> None
     assert time.monotonic() - began < 40  # the deadline of a wait is 60
     assert [code for code, _, _ in found] == [0, -signal.SIGKILL]
     assert found[0][1].startswith("CommunicationError: rank 1 has ")
+
+
+def test_two_threads_that_end_it_close_the_group_once() -> None:
+    """The engine's and the caller's: closing a group of GPUs takes its time, and cannot be done twice at once."""
+    closes: list[str] = []
+    ends = [threading.Event(), threading.Event()]
+
+    def close_group() -> None:
+        closes.append("group")
+        ends[0].set()
+        ends[1].wait(10.0)
+
+    ranks = JoinedRanks.__new__(JoinedRanks)
+    ranks.rank, ranks._closed, ranks._failure, ranks._group_closes = 1, True, None, threading.Lock()
+    ranks._steps, ranks._mirror = (SimpleNamespace(close=lambda: closes.append("channel")) for _ in range(2))
+    ranks._group = SimpleNamespace(close=close_group)
+    engine = threading.Thread(target=ranks._end)
+    engine.start()
+    assert ends[0].wait(10.0)
+    ranks._end()
+    ends[1].set()
+    engine.join()
+    assert closes == ["channel", "channel", "group", "channel", "channel"]
 
 
 def test_outside_of_a_world(monkeypatch: pytest.MonkeyPatch) -> None:

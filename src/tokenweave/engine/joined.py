@@ -146,6 +146,7 @@ class JoinedRanks:
         self._caller = _LeadCaller(self._mirror)
         self._failure: BaseException | None = None
         self._made = threading.Condition()
+        self._group_closes = threading.Lock()  # taken once, for good
         self._newest, self._closed = -1, False  # ident of the last request that this rank's caller has made
         self._engine = threading.Thread(target=self._run, args=(directory, config), daemon=True)
         self._engine.start()
@@ -209,8 +210,9 @@ class JoinedRanks:
             self._end()
 
     def _end(self) -> None:
-        """Other ranks see the connections end."""
+        """Other ranks see the connections end. By the engine's thread and the caller's, whichever comes first."""
         self._steps.close()
         if self.rank == 0 or self._failure is not None or self._closed:
             self._mirror.close()  # a rank that only follows still reads what rank 0 has sent
-        self._group.close()
+        if self._group_closes.acquire(blocking=False):
+            self._group.close()
