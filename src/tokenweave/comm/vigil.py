@@ -155,8 +155,9 @@ class Vigil:
 
     def _tell_launched(self) -> None:
         if fresh := [self._launched.popleft() for _ in range(len(self._launched))]:
-            for (_, lane), ours in self._ours.items():
-                ours.extend(operation for number, *operation in fresh if number == lane)
+            for (peer, lane), ours in self._ours.items():
+                if peer not in self._gone:
+                    ours.extend(operation for number, *operation in fresh if number == lane)
             for peer in self._awaited():
                 self._tell(peer, _LAUNCHED, np.array(fresh, dtype=np.int64))
 
