@@ -1,7 +1,6 @@
 """tokenweave train: next-token training, from scratch or of a model that is there, over tensor-parallel ranks."""
 
 import argparse
-import json
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from tokenweave.comm.ladder import choose
 from tokenweave.config.foreign import read_config
 from tokenweave.engine.config import COLLECTIVES, DEVICES, EngineConfig
-from tokenweave.engine.device import device_for
+from tokenweave.engine.device import device_for, gpu_count
 from tokenweave.plan.training import TrainingPlan, plan_training
 from tokenweave.train import prepare
 from tokenweave.train.config import DTYPES, TrainingConfig, head_chunk
@@ -30,6 +30,7 @@ from tokenweave.train.run import (
     carry_out,
     latest,
 )
+from tokenweave.train.start import Start, from_config, from_model
 
 _TRAINING: dict[str, dict[str, Any]] = {
     "--steps": dict(type=int, help="of the optimizer"),
@@ -63,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start = parser.add_mutually_exclusive_group(required=True)
     start.add_argument("--model", help="train this model further: a directory, a .gguf file or a hub id")
     start.add_argument("--new", type=Path, metavar="CONFIG", help="a config.json: new weights, and a new tokenizer")
-    parser.add_argument("--tp", type=int, default=Run.tensor_parallel_size, help="tensor parallel size: ranks")
+    ranks = Run.tensor_parallel_size
+    parser.add_argument("--tp", type=int, default=ranks, help=_shown("tensor parallel size: ranks", ranks))
     for name in ("held_out", "evaluate_every", "checkpoint_every"):
         default = getattr(Run, name)
         text = {"held_out": "share of the text, at its end, that is scored only"}.get(name, "steps")
@@ -77,7 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=_shown("where the ranks compute", EngineConfig.device),
     )
     parser.add_argument(
-        "--collective", choices=COLLECTIVES, default=Run.collective, help="how the ranks reach each other"
+        "--collective",
+        choices=[name for name in COLLECTIVES if name != "emulated"],  # whose results are wrong
+        default=Run.collective,
+        help=_shown("how the ranks reach each other", Run.collective),
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the loss to this .png or .svg file")
     defaults = TrainingConfig()
@@ -89,23 +94,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.plot:
         check(args.plot)
+    _check_directory(args.out)
+    if args.tp < 1:
+        raise ValueError(f"tensor parallel size must be at least 1, got {args.tp}")
     config = TrainingConfig(**{field.name: getattr(args, field.name) for field in fields(TrainingConfig)})
+    device = device_for(args.device, args.tp, args.collective)
+    _check_device(device, args.tp, choose(args.collective, device))
     model = None if args.model is None else _directory(args.model, config.dtype)
+    start = from_config(args.new) if model is None else from_model(model)
+    start.check(config.length, args.tp)
     this = Run(
         out=args.out, model=model, tensor_parallel_size=args.tp, held_out=args.held_out, collective=args.collective,
-        evaluate_every=args.evaluate_every, checkpoint_every=args.checkpoint_every,
-        device=device_for(args.device, args.tp, args.collective),
+        evaluate_every=args.evaluate_every, checkpoint_every=args.checkpoint_every, device=device,
     )  # fmt: skip
-    _prepare(this, config, args)
+    _prepare(this, config, start, args.text)
     if asked := prepare.dropout(this.out / MODEL):
         listed = ", ".join(f"{name} {value}" for name, value in asked.items())
         print(f"tokenweave: dropout is not applied, though the model's config has {listed}", file=sys.stderr)
     described = read_config(this.out / MODEL)
-    if config.length > described.max_position_embeddings:
-        raise ValueError(
-            f"length {config.length} is more than the model's max_position_embeddings, "
-            f"{described.max_position_embeddings}"
-        )
     planned = plan_training(
         described, this.tensor_parallel_size, tokens=config.tokens, dtype=config.dtype,
         head_tokens=head_chunk(config.tokens, described.vocab_size), wide_gradients=config.accumulation > 1,
@@ -123,13 +129,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prepare(this: Run, config: TrainingConfig, args: argparse.Namespace) -> None:
+def _check_directory(out: Path) -> None:
+    """Raises ValueError where a file is in the way of a directory."""
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"--out {out} is to be a directory, and {path} is a file")
+
+
+def _check_device(device: str, ranks: int, collective: str) -> None:
+    """Raises ValueError where the ranks would find too few GPUs."""
+    if device != "cuda":
+        return
+    count = gpu_count()
+    if count == 0:
+        raise ValueError("device 'cuda' needs a GPU that torch can use; there is none")
+    if collective == "distributed" and count < ranks:
+        raise ValueError(f"collective 'distributed' needs a GPU for each rank, and {ranks} ranks have {count}")
+
+
+def _prepare(this: Run, config: TrainingConfig, start: Start, paths: list[Path]) -> None:
     """A new run's tokenizer and tokens; of one that is there, check that it is the same."""
+    texts, digest = prepare.read_texts(paths)
     this.out.mkdir(parents=True, exist_ok=True)
-    texts, digest = prepare.read_texts(args.text)
     if (this.out / SETTINGS).is_file():
         if latest(this.out / CHECKPOINTS) is not None:
-            if had := agree(this, config, digest):
+            if had := agree(this, config, digest, start.digest):
                 print(
                     f"tokenweave: the run had {had} steps and now has {config.steps}; from its last checkpoint on the "
                     f"learning rate is that of {config.steps}",
@@ -138,19 +162,20 @@ def _prepare(this: Run, config: TrainingConfig, args: argparse.Namespace) -> Non
             return
         (this.out / SETTINGS).unlink()  # refused, or ended before there was anything to go on with
     if this.model is None:
-        prepare.prepare_new(this.out, args.new, texts, config.dtype)
+        prepare.prepare_new(this.out, start, texts, config.dtype)
     else:
-        prepare.prepare_from(this.out, this.model, config.dtype)
+        prepare.prepare_from(this.out, start, this.model, config.dtype)
     count = prepare.write_tokens(this.out, texts)
     print(f"{count} tokens of {sum(map(len, texts))} characters in {this.out / TOKENS}", file=sys.stderr)
-    agree(this, config, digest)
+    agree(this, config, digest, start.digest)
 
 
 def _train(this: Run, config: TrainingConfig, losses: LossFile, planned: TrainingPlan) -> None:
-    tokens = config.batch_size * config.length
+    tokens, stepped = config.batch_size * config.length, False
     with tqdm(total=config.steps, unit="step", disable=None) as bar:
         for message in carry_out(this, config):
             if isinstance(message, Progress):
+                stepped = True
                 losses.add(message)
                 bar.update(message.step - bar.n)
                 bar.set_postfix_str(f"loss {message.loss:.3f}, {tokens / message.seconds:.0f} tokens/s", refresh=False)
@@ -159,7 +184,7 @@ def _train(this: Run, config: TrainingConfig, losses: LossFile, planned: Trainin
             elif isinstance(message, Finished):
                 if message.held_out is not None:
                     bar.write(f"the run was finished; held out {message.held_out:.4f}")
-            else:
+            elif stepped:  # or there was no step whose memory the plan is of
                 _tell_memory(message, planned)
     print(f"the model is in {this.out / MODEL}")
 
@@ -182,4 +207,5 @@ def _directory(model: str, dtype: str) -> Path:
 
 
 def _shown(text: str, default: Any) -> str:
-    return f"{text} (default: {json.dumps(default)})"
+    shown = ("off", "on")[default] if isinstance(default, bool) else default
+    return f"{text} (default: {shown})"

@@ -6,13 +6,13 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tokenweave.config.foreign import model_config, read_config, read_json
+from tokenweave.config.foreign import read_config, read_json
 from tokenweave.train.run import MODEL, TOKENS, write_whole
+from tokenweave.train.start import Start
 
 END = "<|endoftext|>"
 _ALONG = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
@@ -20,7 +20,8 @@ _ALONG = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", 
 
 
 def read_texts(paths: Sequence[Path]) -> tuple[list[str], str]:
-    """The files' texts, and a hash of them. Raises ValueError naming a file that is not there or not UTF-8."""
+    """The files' texts, and a hash of them. Raises ValueError naming a file that is not there or not UTF-8, or if there
+    is no text in any."""
     texts, digest = [], hashlib.sha256()
     for path in paths:
         try:
@@ -29,22 +30,20 @@ def read_texts(paths: Sequence[Path]) -> tuple[list[str], str]:
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a readable text file: {error}") from None
         digest.update(hashlib.sha256(data).digest())
+    if not any(texts):
+        raise ValueError(f"there is no text to train on: {', '.join(map(str, paths))} is empty")
     return texts, digest.hexdigest()
 
 
-def prepare_new(out: Path, config_file: Path, texts: Sequence[str], dtype: str) -> None:
+def prepare_new(out: Path, start: Start, texts: Sequence[str], dtype: str) -> None:
     """OUT/model of a model that starts from nothing: its config.json, and a tokenizer made for the texts.
 
-    config_file: a config.json; its vocab_size is the most tokens that the tokenizer may have.
+    The vocab_size of what it starts from is the most tokens that the tokenizer may have.
     """
-    fields = read_json(config_file)
-    try:
-        wanted = model_config(fields).vocab_size
-    except ValueError as error:
-        raise ValueError(f"{config_file}: {error}") from None
-    tokenizer = make_tokenizer(texts, wanted)
+    tokenizer = make_tokenizer(texts, start.config.vocab_size)
     end = tokenizer.token_to_id(END)
-    fields |= {"vocab_size": tokenizer.get_vocab_size(), "dtype": dtype, "bos_token_id": end, "eos_token_id": end}
+    fields = start.fields | {"vocab_size": tokenizer.get_vocab_size(), "dtype": dtype}
+    fields |= {"bos_token_id": end, "eos_token_id": end}
     directory = out / MODEL
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -53,17 +52,14 @@ def prepare_new(out: Path, config_file: Path, texts: Sequence[str], dtype: str) 
     write_whole(directory / "config.json", json.dumps(fields, indent=1) + "\n")
 
 
-def prepare_from(out: Path, model: Path, dtype: str) -> None:
+def prepare_from(out: Path, start: Start, model: Path, dtype: str) -> None:
     """OUT/model of a model that is trained further: its own config.json and tokenizer."""
-    read_config(model)
     directory = out / MODEL
     directory.mkdir(parents=True, exist_ok=True)
-    if not (model / "tokenizer.json").is_file():
-        raise ValueError(f"{model} has no tokenizer.json; training needs one to read the text")
     for name in _ALONG:
         if (model / name).is_file():
             shutil.copyfile(model / name, directory / name)
-    fields: dict[str, Any] = read_json(model / "config.json") | {"dtype": dtype}
+    fields = start.fields | {"dtype": dtype}
     fields.pop("torch_dtype", None)
     write_whole(directory / "config.json", json.dumps(fields, indent=1) + "\n")
 
@@ -79,9 +75,7 @@ def dropout(directory: Path) -> dict[str, float]:
 
 
 def make_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE, as GPT-2's: any text can be written with it. Raises ValueError below its 257 tokens."""
-    if vocab_size < 257:
-        raise ValueError(f"vocab_size must be at least 257, the bytes and the end of text, got {vocab_size}")
+    """Byte-level BPE, as GPT-2's: any text can be written with it. vocab_size: LEAST_VOCABULARY or more."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -20,6 +20,7 @@ from tokenweave.train.heap import heap_settings
 
 SETTINGS, TOKENS, MODEL, CHECKPOINTS, LOSSES = "run.json", "tokens.npy", "model", "checkpoints", "losses.jsonl"
 STATE = "state.json"  # of a checkpoint
+_HASHED = {"text": "on another text", "model": "that starts from another --new or --model"}  # their values say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,26 +80,27 @@ class Finished:
     held_out: float | None
 
 
-def agree(run: Run, config: TrainingConfig, text: str) -> int | None:
+def agree(run: Run, config: TrainingConfig, text: str, model: str) -> int | None:
     """Keep the settings of a new run; of a resumed one raise ValueError that names the first that differs.
 
-    text: the hash of the text. A run may be given more steps than it had, which it then has: returns how many it had.
+    text, model: hashes of the text and of what the run starts from. A run may be given more steps than it had, which it
+    then has: returns how many it had.
     """
     path = run.out / SETTINGS
-    mine = asdict(config) | {"held_out": run.held_out, "text": text}
+    mine = asdict(config) | {"held_out": run.held_out, "text": text, "model": model}
     if not path.is_file():
         _write_settings(path, mine)
         return None
     theirs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    theirs.setdefault("model", model)  # older versions did not keep it
     had = int(theirs["steps"])
     if config.steps < had:
         raise ValueError(f"{run.out} holds a run of {had} steps; steps must be at least as many, got {config.steps}")
     for name, value in mine.items():
-        if theirs.get(name) != value and name != "steps":
-            raise ValueError(
-                f"{run.out} holds a run with {name} {theirs.get(name)}, not {value}; give another --out, or the same "
-                f"settings to go on with it"
-            )
+        if theirs.get(name) == value or name == "steps":
+            continue
+        holds = _HASHED.get(name, f"with {name} {theirs.get(name)}, not {value}")
+        raise ValueError(f"{run.out} holds a run {holds}; give another --out, or the same settings to go on with it")
     if config.steps == had:
         return None
     _write_settings(path, mine)
