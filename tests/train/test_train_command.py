@@ -241,6 +241,15 @@ def test_bad_input(
         assert len(said) == 1 and not out.is_dir()
 
 
+def test_help_shows_defaults_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for text in ("float32 (default: float32)", "ranks (default: 1)", "tokens (default: on)", "(default: auto)"):
+        assert text in said
+    assert '"' not in said
+
+
 def test_a_refused_run_leaves_its_place_free(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (files / "short.txt").write_text("too short")
     refused = words(files, "refused")
