@@ -131,6 +131,24 @@ def test_a_rank_that_does_not_connect_is_not_waited_for(
     released.set()
 
 
+def test_what_nccl_says_of_the_cause_is_told(
+    opener: tuple[DistributedOnGpus, FakeWorld], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*others: object) -> None:
+        raise torch.distributed.DistBackendError(
+            "NCCL error in: NCCLUtils.cpp:94, invalid usage (run with NCCL_DEBUG=WARN for details)\n"
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+            "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+        )
+
+    monkeypatch.setattr(nccl, "_connect", connect)
+    here, world = opener
+    monkeypatch.setattr(world, "open_lanes", lambda lanes, timeout: [Streams({})])
+    with pytest.raises(CommunicationError, match="rank 0: NCCL has not connected the ranks: Duplicate GPU detected"):
+        here.open(SHAPE)
+    assert nccl.told_by(RuntimeError("first\nsecond")) == "first"
+
+
 @pytest.mark.parametrize("raises", ("in the collective", "in the group"))
 def test_a_rank_that_raises_does_not_wait_for_what_it_has_launched(raises: str) -> None:
     """Its peers, which are elsewhere, are told; what it has launched would wait for them until the deadline."""

@@ -42,7 +42,9 @@ def test_a_store_that_does_not_answer_holds_nobody(
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     world_of_a_store.look()
     assert world_of_a_store.ended is None
-    assert [world_of_a_store.end("why", wait=wait) for wait in (False, True)] == ["why", "why"]
+    assert [world_of_a_store.end(account, wait=wait) for account, wait in (("why", False), ("echo", True))] == [
+        "why"
+    ] * 2
     assert world_of_a_store.ended == "why" and store.asked == 1 and not store.end.is_set()
     store.end.set()
 

@@ -26,7 +26,7 @@ def claim(rank: int, size: int, collective: str) -> torch.device:
     if size > count and collective == "distributed":
         raise ValueError(
             f"collective 'distributed' needs a GPU for each rank, as NCCL does, and {size} ranks have {count}; "
-            "'symmetric' lets them take turns"
+            "where one caller starts them, 'symmetric' lets them take turns"
         )
     if size > count:
         os.environ.update(_SHARED)

@@ -215,7 +215,7 @@ class DistributedGpuCollective(GpuCollective[ExchangeLane]):
         try:
             yield
         except dist.DistError as error:  # what NCCL finds while it launches: a peer that has gone, often
-            what = f"{describe(words)} on lane {own.number}: {str(error).splitlines()[0]}"
+            what = f"{describe(words)} on lane {own.number}: {nccl.told_by(error)}"
             raise CommunicationError(self._world.end(f"rank {self.rank}: {what}", wait=True)) from error
         self._local.finish(own.number)
 

@@ -30,7 +30,7 @@ def connected(device: torch.device, patience: float) -> dist.ProcessGroup:
         within(patience, lambda: _connect(made, device, timedelta(seconds=patience)))
     except (TimeoutError, dist.DistError) as error:
         abort(made)
-        raise CommunicationError(f"NCCL has not connected the ranks: {str(error).splitlines()[0]}") from error
+        raise CommunicationError(f"NCCL has not connected the ranks: {told_by(error)}") from error
     return made[0]
 
 
@@ -45,6 +45,13 @@ def _connect(made: list[dist.ProcessGroup], device: torch.device, timeout: timed
     dist.broadcast(ones, 0, group=group)
     dist.all_to_all_single(torch.empty_like(ones), ones, group=group)
     torch.cuda.synchronize(device)
+
+
+def told_by(error: Exception) -> str:
+    """What NCCL said last, where torch passes that on: it names the cause. Else the first line."""
+    whole = str(error).strip()
+    _, _, last = whole.partition("Last error:")
+    return (last.strip() or whole).splitlines()[0]
 
 
 def abort(groups: list[dist.ProcessGroup]) -> None:

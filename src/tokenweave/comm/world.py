@@ -119,7 +119,8 @@ class World:
         """Put down why the group has ended, unless another rank has; returns the first account, which all ranks raise.
 
         wait: this rank has seen only that a peer is gone, which another rank may be about to explain."""
-        self.ended = self._told_by_store(lambda store: self._first_account(store, account, wait)) or account
+        first = self._told_by_store(lambda store: self._first_account(store, account, wait))
+        self.ended = first or self.ended or account
         return self.ended
 
     def look(self) -> None:
