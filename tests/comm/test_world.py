@@ -49,6 +49,19 @@ def test_a_store_that_does_not_answer_holds_nobody(
     store.end.set()
 
 
+def test_a_look_takes_nothing_back(world_of_a_store: world.World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation fails on the other thread while the store says that there is no account."""
+
+    class Store:
+        def check(self, keys: list[str]) -> bool:
+            world_of_a_store.ended = "found meanwhile"
+            return False
+
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", Store)
+    world_of_a_store.look()
+    assert world_of_a_store.ended == "found meanwhile"
+
+
 def test_the_first_account_is_everybodys(world_of_a_store: world.World, monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)

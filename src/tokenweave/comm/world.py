@@ -131,7 +131,8 @@ class World:
             return store.get(failure).decode() if store.check([failure]) else None
 
         if self.ended is None:
-            self.ended = self._told_by_store(account)
+            found = self._told_by_store(account)
+            self.ended = self.ended or found  # an operation may have failed meanwhile
 
     def _first_account(self, store: dist.Store, account: str, wait: bool) -> str:
         deadline = time.monotonic() + (_ECHO_SECONDS if wait else 0.0)
