@@ -11,7 +11,7 @@ from tokenweave.comm.processes import start_ranks
 from tokenweave.config import ExpertsConfig, ModelConfig
 from tokenweave.plan.training import TrainingPlan, plan_training
 from tokenweave.train.config import TrainingConfig, head_chunk
-from tokenweave.train.heap import heap_settings
+from tokenweave.train.heap import memory_settings
 from tokenweave.train.memory import MeasuredMemory
 
 CONFIG = ModelConfig(
@@ -23,6 +23,11 @@ WORDS = replace(CONFIG, vocab_size=24001, num_hidden_layers=1, num_key_value_hea
 SPARSE = replace(
     CONFIG, architecture="MixtralForCausalLM", num_hidden_layers=2, intermediate_size=704,
     experts=ExpertsConfig(count=4, per_token=2, intermediate_size=704, layers=(True, True), normalised=True),
+)  # fmt: skip
+THIN = replace(
+    SPARSE, vocab_size=1000, hidden_size=256, intermediate_size=200, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=4, tie_word_embeddings=True,
+    experts=ExpertsConfig(count=4, per_token=2, intermediate_size=200, layers=(True,) * 3, normalised=True),
 )  # fmt: skip
 EXAMPLE = replace(
     CONFIG, vocab_size=1024, hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=4,
@@ -49,6 +54,8 @@ def planned(config: ModelConfig, size: int, training: TrainingConfig, device: st
         (CONFIG, 2, {"batch_size": 2, "accumulation": 2}),  # most of it in small blocks
         (DEEP, 2, {"length": 128, "recompute": True}),
         (SPARSE, 2, {"batch_size": 4}),
+        (SPARSE, 2, {"dtype": "bfloat16", "batch_size": 4, "steps": 6}),
+        (THIN, 3, {"dtype": "bfloat16", "batch_size": 4, "length": 128, "accumulation": 4, "sequence_parallel": False}),
         (WORDS, 2, {"dtype": "bfloat16", "batch_size": 4, "accumulation": 2}),
         (EXAMPLE, 2, {"dtype": "bfloat16", "batch_size": 16, "length": 128, "steps": 40}),  # gaps could grow
     ],
@@ -58,7 +65,7 @@ def test_plan_and_measurement(config: ModelConfig, size: int, settings: dict[str
     plan = planned(config, size, training)
     with start_ranks(
         "train.memory_ranks:train", size, (config, training),
-        collective="shared_memory", threads=1, environment=heap_settings(),
+        collective="shared_memory", threads=1, environment=memory_settings(training.dtype),
     ) as started:  # fmt: skip
         ranks: list[MeasuredMemory] = started.results()
     states = max(m.weights + m.gradients + m.optimizer for m in ranks)

@@ -17,7 +17,7 @@ from tokenweave.layers.batch import Batch
 from tokenweave.layers.kernels.linear import project_rows
 from tokenweave.layers.kernels.mlp import mlp_rows
 from tokenweave.layers.kernels.views import View, empty
-from tokenweave.layers.padding import bucket
+from tokenweave.layers.padding import power_of_two
 from tokenweave.layers.paths import kernel_multiplies, uses_kernels
 from tokenweave.layers.pieces import Piece, Pieces
 
@@ -117,9 +117,9 @@ class Experts(nn.Module):
             return result
         count = len(rows)
         if torch.is_grad_enabled() and rows.is_cpu and rows.dtype == torch.bfloat16:
-            # oneDNN keeps what it compiles for each number of rows, 2 MB with the gradients' products: in training
-            # every step brings others, and a rank of a tiny model grew by 200 MB in 60 steps
-            rows = F.pad(rows, (0, 0, 0, bucket(count) - count))
+            # oneDNN compiles for each number of rows, 2 MB with the gradients' products: in training every step
+            # brings others, and a rank of a tiny model grew by 200 MB in 60 steps
+            rows = F.pad(rows, (0, 0, 0, _coarse(count) - count))
         return F.linear(activate(F.linear(rows, gate_up), self.config.activation, gated=True), down)[:count]
 
     def pieces(self, name: str) -> Pieces:
@@ -132,3 +132,9 @@ class Experts(nn.Module):
             yield Piece(f"{of}.gate_proj.weight", (wide, hidden), gate, 0, self.columns)
             yield Piece(f"{of}.up_proj.weight", (wide, hidden), up, 0, self.columns)
             yield Piece(f"{of}.down_proj.weight", (hidden, wide), self.down.data[expert], 1, self.columns)
+
+
+def _coarse(count: int) -> int:
+    """The least of 16, 24, 32, 48, 64, 96, ... that is not below `count`."""
+    power = max(power_of_two(count), 16)
+    return power if count > power * 3 // 4 or power == 16 else power * 3 // 4

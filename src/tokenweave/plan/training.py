@@ -10,6 +10,7 @@ SYSTEM_BLOCK = 4 << 20  # bytes from which on a CPU rank's blocks come from the 
 HEAP_GAPS = 0.1  # of smaller ones, which share a heap: those that come and go leave gaps, 0 to 16 MB beside 50
 SMALL_THINGS = 4 << 20  # bytes: graphs, kernels' arrays, the interpreter; a tiny model takes 3 to 4 MB over its plan
 NARROW_PRODUCTS = 11 << 20  # bytes of what oneDNN compiles for bfloat16 products of a decoder's dozen shapes
+EXPERT_PRODUCTS = 10 << 20  # bytes more where experts get other numbers of rows at every step, see train.heap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def plan_training(
     norm = (5 if narrow else 4) * own * hidden * 4 + front[2]  # float32 rows
     sums = _expert_gradients(config, heaviest) * element if sparse else 0
     gaps = int(HEAP_GAPS * sum(block for block in kept + again if block < SYSTEM_BLOCK))
-    libraries = SMALL_THINGS + (NARROW_PRODUCTS if narrow else 0)
+    libraries = SMALL_THINGS + (NARROW_PRODUCTS if narrow else 0) + (EXPERT_PRODUCTS if narrow and sparse else 0)
     process = device == "cpu"
     return TrainingPlan(
         memory=training_memory(config, size, element=element, float32_gradients=wide_gradients),

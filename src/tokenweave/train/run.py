@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenweave.comm.processes import start_ranks
 from tokenweave.train.config import TrainingConfig
-from tokenweave.train.heap import heap_settings
+from tokenweave.train.heap import memory_settings
 
 SETTINGS, TOKENS, MODEL, CHECKPOINTS, LOSSES = "run.json", "tokens.npy", "model", "checkpoints", "losses.jsonl"
 STATE = "state.json"  # of a checkpoint
@@ -113,10 +113,10 @@ def _write_settings(path: Path, settings: dict[str, Any]) -> None:
 
 def carry_out(run: Run, config: TrainingConfig) -> Iterator[Progress | Finished | list[Any]]:
     """Start the ranks; yields what rank 0 tells, then the list of every rank's `MeasuredMemory`."""
-    heap = heap_settings() if run.device == "cpu" else None
+    settings = memory_settings(config.dtype) if run.device == "cpu" else None
     with start_ranks(
         "tokenweave.train.worker:main", run.tensor_parallel_size, (run, config),
-        collective=run.collective, device=run.device, threads=run.threads, environment=heap,
+        collective=run.collective, device=run.device, threads=run.threads, environment=settings,
     ) as ranks:  # fmt: skip
         while True:
             message = ranks.receive(0)
