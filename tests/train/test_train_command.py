@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from tokenweave import LLM, SamplingParams
 from tokenweave.cli.main import main
+from tokenweave.train.run import claimed
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 300, "hidden_size": 32,
@@ -150,6 +151,17 @@ def test_a_finished_run_that_is_not_finite_makes_no_model(files: Path, capsys: p
     assert main(arguments) == 1
     assert "after step 2 the loss on the held-out text is nan" in capsys.readouterr().err
     assert (files / "spoilt" / "model" / "model.safetensors").read_bytes() == model
+
+
+def test_two_runs_do_not_share_a_place(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with claimed(files / "both"):
+        assert main(words(files, "both")) == 2
+        assert (
+            capsys.readouterr().err
+            == f"tokenweave: error: {files / 'both'} is in use by another run; wait for it, or give another --out\n"
+        )
+        assert (files / "both").is_dir()
+    assert not (files / "both").exists()
 
 
 def test_dropout_of_the_config_is_told(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ from tokenweave.train.run import (
     Run,
     agree,
     carry_out,
+    claimed,
     latest,
 )
 from tokenweave.train.start import Start, from_config, from_model
@@ -107,6 +108,12 @@ def run(args: argparse.Namespace) -> int:
         out=args.out, model=model, tensor_parallel_size=args.tp, held_out=args.held_out, collective=args.collective,
         evaluate_every=args.evaluate_every, checkpoint_every=args.checkpoint_every, device=device,
     )  # fmt: skip
+    with claimed(this.out):
+        _carry_out(this, config, start, args)
+    return 0
+
+
+def _carry_out(this: Run, config: TrainingConfig, start: Start, args: argparse.Namespace) -> None:
     _prepare(this, config, start, args.text)
     if asked := prepare.dropout(this.out / MODEL):
         listed = ", ".join(f"{name} {value}" for name, value in asked.items())
@@ -126,7 +133,6 @@ def run(args: argparse.Namespace) -> int:
         raise Diverged(f"{error}: the run ends here; {left}; a lower --learning-rate may help") from None
     if args.plot:
         draw(args.plot, losses.rows)
-    return 0
 
 
 def _check_directory(out: Path) -> None:
@@ -150,7 +156,6 @@ def _check_device(device: str, ranks: int, collective: str) -> None:
 def _prepare(this: Run, config: TrainingConfig, start: Start, paths: list[Path]) -> None:
     """A new run's tokenizer and tokens; of one that is there, check that it is the same."""
     texts, digest = prepare.read_texts(paths)
-    this.out.mkdir(parents=True, exist_ok=True)
     if (this.out / SETTINGS).is_file():
         if latest(this.out / CHECKPOINTS) is not None:
             if had := agree(this, config, digest, start.digest):

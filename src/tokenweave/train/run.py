@@ -7,9 +7,11 @@ OUT/checkpoints/    see `train.checkpoint`
 OUT/losses.jsonl    a line for each step
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,28 @@ def agree(run: Run, config: TrainingConfig, text: str, model: str) -> int | None
 
 def _write_settings(path: Path, settings: dict[str, Any]) -> None:
     write_whole(path, json.dumps(settings, indent=1) + "\n")
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """`out`, made if need be, for this run alone until the context or the process ends, whatever ends it.
+
+    Raises ValueError if another run has it. Leaves nothing where nothing was written.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    directory = os.open(out, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{out} is in use by another run; wait for it, or give another --out") from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # it is not empty
+                out.rmdir()
+    finally:
+        os.close(directory)
 
 
 def carry_out(run: Run, config: TrainingConfig) -> Iterator[Progress | Finished | list[Any]]:
